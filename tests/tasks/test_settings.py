@@ -7,8 +7,8 @@ from polyhead import tasks
 REFUSED = {
     tasks.FuzzyLogic: [
         ({"length": 1}, "length must be int >= 2 but is 1"),
-        ({"held_out": 0.0}, "held_out must lie between 0 and 1 but is 0.0"),
-        ({"unknown": 1.0}, "unknown must lie between 0 and 1 but is 1.0"),
+        ({"held_out": 0.0}, "held_out must be float > 0.0 but is 0.0"),
+        ({"unknown": 1.0}, "unknown must be float < 1.0 but is 1.0"),
         ({"unknown": 0.1}, "2 terms a function need as many known and unknown ones.*15 known and 1 unknown"),
         ({"held_out": 0.01}, "held_out=0.01 of 66 combinations leaves one split empty"),
         ({"held_out": 0.95}, "held_out=0.95 leaves 4 training functions of 2 terms, too few to cover 12 known terms"),
@@ -38,7 +38,7 @@ REFUSED = {
         ({"objects": 4, "split": "unordered"}, "objects must be at least 5 but is 4"),
     ],
     tasks.SetCards: [
-        ({"examples": 1081}, "examples must be at most 1080"),
+        ({"examples": 1081}, "examples must be int <= 1080 but is 1081"),
     ],
     tasks.Maths: [
         ({"module": "polynomials__ad"}, r"unknown module 'polynomials__ad'; did you mean 'polynomials__add'\?"),
@@ -49,7 +49,7 @@ REFUSED = {
         ({"data": "folder", "size": 100}, "patches of 16 x 16 do not divide an image of 100 x 100"),
     ],
     tasks.Text: [
-        ({"held_out": 0.5}, "held_out must lie between 0 and 0.5"),
+        ({"held_out": 0.5}, "held_out must be float < 0.5 but is 0.5"),
         ({"data": "hub:c4", "limit": 9}, r"'hub:OWNER/NAME\[/CONFIG\]', not 'hub:c4'"),
         ({"data": "hub:allenai/c4"}, "hub:allenai/c4 needs limit, the bytes of text to take"),
         *(({"tokenizer": name}, "tokenizer must be 'bytes', 'bpe:N'") for name in ("gpt2", "bpe:", "", "hub:")),

@@ -5,11 +5,11 @@ import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from torch import Tensor
 
 RECORD = "data.json"
-Folder = str | os.PathLike[str]
 
 
 def fingerprint(parts: Iterable[Tensor | str]) -> str:
@@ -24,15 +24,10 @@ def fingerprint(parts: Iterable[Tensor | str]) -> str:
 
 
 def keep(
-    caller: str,
-    folder: Folder,
-    data: str,
-    data_digest: str,
-    text: Mapping[str, Mapping[str, object]] | None = None,
+    caller: str, folder: str | os.PathLike[str], data: str, data_digest: str, text: Mapping[str, Any] | None = None
 ) -> None:
-    """Write the name `data`, its fingerprint and all of `text` to `folder`/data.json.
+    """Write the name `data`, its fingerprint and of a text its "tokenizer" and "splits" to `folder`/data.json.
 
-    text: of a text, its "tokenizer", which has a "digest", and its "splits".
     Raises ValueError if the file says that the run in the folder was begun with other data or another tokenizer.
     """
     path = pathlib.Path(folder) / RECORD
@@ -42,16 +37,15 @@ def keep(
     write(path, json.dumps(content, indent=2).encode() + b"\n")
 
 
-def _check_same(caller: str, path: pathlib.Path, content: Mapping[str, object]) -> None:
+def _check_same(caller: str, path: pathlib.Path, content: Mapping[str, Any]) -> None:
     """Raise a ValueError unless the recorded fingerprint, and the tokenizer of a text, are those of `content`."""
     digests = []
     try:
         recorded = json.loads(path.read_bytes())
+        difference = "another text" if "tokenizer" in content else "other data"
+        digests.append((difference, recorded["fingerprint"], content["fingerprint"]))
         if "tokenizer" in content:
-            digests.append(("another text", recorded["fingerprint"], content["fingerprint"]))
-            digests.append(("another tokenizer", recorded["tokenizer"]["digest"], content["tokenizer"]["digest"]))  # type: ignore[index]
-        else:
-            digests.append(("other data", recorded["fingerprint"], content["fingerprint"]))
+            digests.append(("another tokenizer", recorded["tokenizer"]["digest"], content["tokenizer"]["digest"]))
     except (ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(

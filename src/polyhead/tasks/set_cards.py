@@ -51,7 +51,7 @@ class SetCards(Classification):
     Latents: `cards` (b 3 4), the values of the attributes; `agree` (b 4): whether an attribute fits a set.
     """
 
-    examples: Annotated[int, Meta(ge=2)] = 1080
+    examples: Annotated[int, Meta(ge=2, le=2 * (SETS - HELD))] = 1080  # at most half of the sets, and as many others
     split_seed: Index = 0
 
     name: ClassVar[str] = "set_cards"
@@ -65,14 +65,6 @@ class SetCards(Classification):
         metric=ACCURACY,
         baselines={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.examples > 2 * (SETS - HELD):
-            raise ValueError(
-                f"SetCards: examples must be at most {2 * (SETS - HELD)} (half of the sets, and as many others) "
-                f"but is {self.examples}"
-            )
 
     def triples(self, split: str) -> Int[Tensor, "n 3"]:
         """The triples (n 3) of `split`, as ascending card numbers; every second triple is a set."""

@@ -9,10 +9,11 @@ import numbers
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, runtime_checkable
+from dataclasses import dataclass
+from typing import Annotated, Protocol, TypeVar, runtime_checkable
 
 import torch
+from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,11 +21,12 @@ from polyhead.config import Batch, Task, stream
 from polyhead.spec.shapes import one_of
 
 Item = TypeVar("Item")
+Fraction = Annotated[float, Meta(gt=0, lt=1)]
 
 
 @runtime_checkable
 class LazyLogitsLike(Protocol):
-    """Logits (b t c) that are never stored as a whole; a task may use these two functions of them."""
+    """Logits (b t c) that are never stored as a whole: what a task may use of them."""
 
     def cross_entropy(self, targets: Tensor) -> Tensor:
         """Cross-entropy (b t) in nats at `targets` (b t)."""
@@ -51,18 +53,14 @@ def token_guesses(outputs: Tensor | LazyLogitsLike) -> Tensor:
 
 @dataclass(frozen=True)
 class Score:
-    """A metric over `count` sequences: its mean and the standard error of that mean.
-
-    `identified`: only for an exact ceiling, the fraction of sequences whose context fits a single function.
-    """
+    """A metric over `count` sequences: its mean and the standard error of that mean."""
 
     mean: float
     standard_error: float
     count: int
-    identified: float | None = None
 
     @classmethod
-    def of(cls, values: Tensor, identified: float | None = None, amounts: Tensor | None = None) -> "Score":
+    def of(cls, values: Tensor, *, amounts: Tensor | None = None) -> "Score":
         """The score from per-sequence `values` (b).
 
         `amounts` (b): what each counts in the mean, Σ w x / Σ w.  Its standard error is that of a ratio of two sums,
@@ -83,7 +81,7 @@ class Score:
         standard_error = math.nan  # a single value has none
         if count > 1:
             standard_error = (deviations.square().sum() / (count - 1)).sqrt().item() / count**0.5
-        return cls(mean.item(), standard_error, count, identified)
+        return cls(mean.item(), standard_error, count)
 
     @classmethod
     def over(cls, scores: Sequence["Score"]) -> "Score":
@@ -91,25 +89,18 @@ class Score:
 
         With k splits, means m_i and standard errors e_i, m_i has the variance u² + e_i², where u² is the variance
         between splits.  s² = Σ (m_i - m)² / (k - 1) estimates mean(e²) + u², so the variance of the mean is
-        max(s², mean(e²)) / k.  Example: 0.6 ± 0.3 and 1.0 ± 0.1 have s² = 0.08 and mean(e²) = 0.05, which gives
-        0.8 ± 0.2.
+        max(s², mean(e²)) / k.
         """
         if len(scores) == 1:
             return scores[0]
         k = len(scores)
         mean = sum(score.mean for score in scores) / k
         between, within, count = 0.0, 0.0, 0
-        shares = []
         for score in scores:
             between += (score.mean - mean) ** 2 / (k - 1)
             within += score.standard_error**2 / k
             count += score.count
-            if score.identified is not None:
-                shares.append(score.identified)
-        identified = None
-        if len(shares) == k:
-            identified = sum(shares) / k
-        return cls(mean, math.sqrt(max(between, within) / k), count, identified)
+        return cls(mean, math.sqrt(max(between, within) / k), count)
 
 
 def check_split(task: Task, split: str) -> str:
@@ -126,12 +117,6 @@ def check_draw(task: Task, split: str, batch_size: int) -> None:
         raise ValueError(f"{type(task).__name__}: batch_size must be at least 1 but is {batch_size}")
 
 
-def check_fraction(task: Task, field: str) -> None:
-    """Raise a ValueError unless the field lies between 0 and 1."""
-    if not 0 < getattr(task, field) < 1:
-        raise ValueError(f"{type(task).__name__}: {field} must lie between 0 and 1 but is {getattr(task, field)}")
-
-
 def check_baselines(task: Task, split: str, sequences: int) -> None:
     """Raise a ValueError unless `task` has the split and there are sequences to score."""
     check_split(task, split)
@@ -140,31 +125,16 @@ def check_baselines(task: Task, split: str, sequences: int) -> None:
 
 
 def scores_in_parts(
-    score: Callable[[Batch], dict[str, Tensor]],
-    task: Task,
-    split: str,
-    sequences: int,
-    seed: int,
-    *,
-    size: int,
-    ceiling: str = "ceiling",
+    score: Callable[[Batch], dict[str, Tensor]], task: Task, split: str, sequences: int, seed: int, *, size: int
 ) -> dict[str, Score]:
-    """Scores over `sequences` sequences of stream `seed`; `score` gives the values (b) of `size` sequences, by name.
-
-    If it also gives "answers", the number of possible answers of each sequence, `ceiling` gets its share `identified`.
-    """
+    """Scores over `sequences` sequences of stream `seed`; `score` gives the values (b) of `size` sequences, by name."""
     check_baselines(task, split, sequences)
     parts: dict[str, list[Tensor]] = {}
     for step, start in enumerate(range(0, sequences, size)):
         batch = task.batch(split, min(size, sequences - start), seed=seed, step=step)
         for name, values in score(batch).items():
             parts.setdefault(name, []).append(values)
-    answers = parts.pop("answers", [])
-    table = {name: Score.of(torch.cat(values)) for name, values in parts.items()}
-    if answers:
-        identified = (torch.cat(answers) == 1).double().mean().item()
-        table[ceiling] = replace(table[ceiling], identified=identified)
-    return table
+    return {name: Score.of(torch.cat(values)) for name, values in parts.items()}
 
 
 def check_logits(task: Task, outputs: Tensor, batch: Batch, count: int) -> Tensor:
@@ -192,8 +162,8 @@ def seeded(seed: int, name: str) -> torch.Generator:
 def fork(generator: torch.Generator, name: str) -> torch.Generator:
     """A generator on the same device for one use of randomness, called `name`.
 
-    Forks of one state under two names share no draws.  So training and validation get different data even from
-    generators in the same state.  `generator` is not changed; call `advance` after the last fork of a draw.
+    Forks under two names share no draws, so splits get different data even from generators in the same state.
+    `generator` is not changed; call `advance` after the last fork of a draw.
     """
     # Every generator's state is in CPU memory, so reading it never waits for an accelerator.
     state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).hexdigest()

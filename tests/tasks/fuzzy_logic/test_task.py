@@ -13,9 +13,6 @@ from polyhead.tasks.fuzzy_logic.task import zadeh
 SPLITS = ("train", "validation", "iid", "compositional", "novel")
 
 
-# ------------------------------------------------------------------------------------------ operators
-
-
 def test_the_original_code_gives_the_same_targets(fixtures):
     data = np.load(fixtures / "hyla_gen_logic.npz")
     place = 2 ** np.arange(3, -1, -1)
@@ -57,7 +54,6 @@ def test_functions_and_inputs_are_uniform():
     x = batch.inputs[..., :-1].flatten(0, 1)
     histogram = torch.stack([torch.histc(column, bins=10, min=0, max=1) for column in x.T])
     assert (histogram / len(x) - 0.1).abs().max() < 5 * (0.09 / len(x)) ** 0.5
-    assert torch.corrcoef(x.T).fill_diagonal_(0).abs().max() < 5 / len(x) ** 0.5
 
 
 # ------------------------------------------------------------------------------------------ fixed inputs
@@ -76,9 +72,6 @@ def test_fixed_inputs_depend_on_the_split_seed_alone_and_all_others_are_free(inp
     assert len(set(points[: len(SPLITS)])) == 1
 
 
-# ------------------------------------------------------------------------------------------ loss and metrics
-
-
 def test_scores_are_errors_at_the_query_and_r2_is_over_the_variance_of_all_targets():
     task = FuzzyLogic()
     batch = task.batch("train", 20, seed=0, step=0)
@@ -92,20 +85,14 @@ def test_scores_are_errors_at_the_query_and_r2_is_over_the_variance_of_all_targe
         assert found["r2"][b].item() == pytest.approx(1 - error**2 / np.var(y), rel=1e-4, abs=1e-5)
 
 
-# ------------------------------------------------------------------------------------------ the surface
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("inputs", ["uniform", "fixed_context", "fixed_query"])
-def test_a_batch_on_a_gpu(inputs):
-    task = FuzzyLogic(inputs=inputs)
+def test_a_batch_on_a_gpu():
+    task = FuzzyLogic(inputs="fixed_context")
     batch, again, other = (task.batch("train", 64, seed=0, step=step, device="cuda") for step in (0, 0, 1))
     assert batch.inputs.is_cuda
-    assert batch.scored.is_cuda
     assert (batch.inputs == again.inputs).all()
     assert (batch.inputs != other.inputs).any()
-    assert (batch.targets[..., 0] == zadeh(batch.inputs[..., :-1], batch.latents["terms"])).all()
     assert (task.metrics(batch.targets, batch)["r2"] == 1).all()
-    if inputs != "uniform":
-        here = task.batch("train", 1, seed=0, step=0).inputs[0, :, :-1]
-        fixed = slice(None, -1) if inputs == "fixed_context" else slice(-1, None)
-        assert (batch.inputs[:, fixed, :-1].cpu() == here[fixed]).all()
+    here = task.batch("train", 1, seed=0, step=0).inputs[0, :-1, :-1]
+    assert (batch.inputs[:, :-1, :-1].cpu() == here).all()

@@ -149,6 +149,3 @@ def test_scores_by_hand():
     terms = [-logits[b, t].log_softmax(dim=0)[batch.targets[b, t]] for b, t in batch.scored.nonzero().tolist()]
     torch.testing.assert_close(task.loss(logits, batch), torch.stack(terms).mean())
     assert len(terms) == scored.sum()
-
-
-# ------------------------------------------------------------------------------------------------------- the surface

@@ -3,19 +3,10 @@
 import pytest
 
 from polyhead.tasks import Maths
-from polyhead.tasks.maths import task as maths, text as maths_text
 
 MODULE = "polynomials__expand"
 
 
-@pytest.fixture(autouse=True)
-def _forget():
-    yield
-    maths._pool.cache_clear()
-    maths_text.from_files.cache_clear()
-
-
-# -------------------------------------------------------------------------------------------------------------- files
 def write(folder, module=MODULE, extrapolate=""):
     """Questions `add N` with the answer N: 0 to 99 easy, 100 to 199 medium, 200 to 299 hard, 90 to 119 interpolated."""
     parts = {"train-easy": range(100), "train-medium": range(100, 200), "train-hard": range(200, 300)}

@@ -175,7 +175,6 @@ def test_table_a2(values, code, text, ceiling):
     assert abs(found["text"].mean - text) < 0.03
     assert abs(found["bayes"].mean - ceiling) < 0.02
     assert found["text_distinct"].mean <= found["text"].mean
-    assert found["bayes"].identified == pytest.approx(1 - found["text_distinct"].mean)
     assert {score.count for score in found.values()} == {4096}
 
 
@@ -186,7 +185,6 @@ def test_bad_input():
         (lambda: ambiguity(task, 0), "ambiguity: instances must be at least 1 but is 0"),
         (lambda: ambiguous(panels, task, "txt"), r"ambiguous: unknown definition 'txt'; did you mean 'text'\?"),
         (lambda: bayes(panels, Sraven(features=7)), "Sraven: 7 features on a grid of 3 have 25401600 correspondences"),
-        (lambda: bayes(panels, Sraven(values=20_000)), "Sraven: 4 features of 20000 values have .* too many to number"),
         (lambda: bayes(panels.flatten(1), task), r"bayes: panels must be \(b g g m\)"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from sraven_rules import obeys
 
 from polyhead.tasks import Sraven
 from polyhead.tasks.sraven import counts as sraven_counts
@@ -27,7 +26,6 @@ def test_baselines_and_ceiling_of_the_paper_task():
         assert table["same_slot"].mean < 0.02
         assert table["symbol_counts"].mean < 0.01
         assert abs(table["ceiling"].mean - 0.92) < 0.03
-        assert 0.7 < table["ceiling"].identified < 0.8
         assert {name: score.count for name, score in table.items()} == dict.fromkeys(NAMES, 1000) | {"chance": 0}
     assert seen["known_combinations"].mean >= seen["ceiling"].mean
     assert 0.02 < new["known_combinations"].mean < 0.1  # remembered combinations do not help with others
@@ -86,13 +84,6 @@ def test_the_exact_count_of_tasks_is_that_of_what_the_generator_chooses(features
             # A task is which rule governs the features, named by their slots, and which slots belong together.
             found.add(frozenset((*(c.index(i) for c in columns), rules[i]) for i in range(features)))
     assert sraven_counts.tasks(features, grid).exact == len(found)
-
-
-@pytest.mark.parametrize("rule", range(8))
-def test_grids_are_counted_by_listing_them(rule):
-    rows = itertools.product(range(3), repeat=2)
-    grids = itertools.product(rows, repeat=2)
-    assert sraven_counts.feature_grids(rule, 3, 2) == sum(obeys(grid, rule, values=3) for grid in grids)
 
 
 def test_the_papers_numbers():

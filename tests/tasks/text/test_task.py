@@ -111,8 +111,6 @@ def test_every_token_that_is_held_out_is_scored_once(length, folder):
 
 
 # --------------------------------------------------------------------------------------------------------------- scores
-
-
 def test_scores_by_hand(folder):
     task = task_of(folder)
     count = task.count("iid")

@@ -5,7 +5,7 @@ A task is a disjunction of `terms` conjunctions over `variables` fuzzy variables
     term_i(x) = min_v (x_v if bit v of i else 1 - x_v)        f(x) = max_k term_{i_k}(x)
 
 Term i is written as its `variables` bits, the first variable first: of 4 variables, term 2 = 0010 is
-(not x1) and (not x2) and x3 and (not x4).  A worked example with terms 2 and 7 = 0111 at x = (.1, .3, .8, .4):
+(not x1) and (not x2) and x3 and (not x4).  With terms 2 and 7 = 0111 at x = (.1, .3, .8, .4):
 
     term 2: min(.9, .7, .8, .6) = .6        term 7: min(.9, .3, .8, .4) = .3        f(x) = max(.6, .3) = .6
 
@@ -13,8 +13,6 @@ Term i is written as its `variables` bits, the first variable first: of 4 variab
 tensor([[0.6000]])
 
 A sequence is `length` tokens (x, f(x)).  The last is the query: it carries 0 in place of f(x), the target.
-A solver that knows the terms and identifies the two in use is exact.  A solver that interpolates between examples is
-not: see baselines.py.
 """
 
 import functools
@@ -34,10 +32,10 @@ from polyhead.config.words import Baseline, Words
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.task import (
     SPLITS,
+    Fraction,
     Score,
     advance,
     check_draw,
-    check_fraction,
     check_split,
     covering_order,
     fork,
@@ -87,24 +85,20 @@ class FuzzyLogic(Task):
 
     split: "covered" is random, with every known term in training, for any `split_seed`.  "legacy" and "partitionable"
         are the splits of the original code under JAX before 0.5 (the paper's) and since 0.5.  They exist for 4
-        variables, 2 terms and the seeds (0, 1, 2, 2024).  They need not cover every term: seed 2 with 0.7 held out
-        never trains on terms 5 and 6.
+        variables, 2 terms and the seeds (0, 1, 2, 2024).  They need not cover every term.
     inputs: "uniform" in [0, 1).  For analysis, "fixed_context" uses the same context inputs in all sequences, with
         targets that follow each function; "fixed_query" uses the same query.
-    length: tokens in a sequence, including the query.
     held_out: fraction of the combinations of known terms that are held out.  unknown: fraction of the terms reserved.
 
-    >>> FuzzyLogic().sample("compositional", 8, torch.Generator().manual_seed(0)).inputs.shape
+    >>> FuzzyLogic().batch("compositional", 8, seed=0, step=0).inputs.shape
     torch.Size([8, 32, 5])
-
-    Raises ValueError for settings that cannot be met.
     """
 
     variables: Count = 4
     terms: Count = 2
     length: Annotated[int, Meta(ge=2)] = 32
-    held_out: float = 0.5
-    unknown: float = 0.25
+    held_out: Fraction = 0.5
+    unknown: Fraction = 0.25
     split: Annotated[str, choice(SPLITS)] = "covered"
     split_seed: int = 0
     inputs: Annotated[str, choice(INPUTS)] = "uniform"
@@ -117,12 +111,6 @@ class FuzzyLogic(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_fraction(self, "held_out")
-        check_fraction(self, "unknown")
-        self._check_counts()
-        _split(self.known, self.terms, self.held_out, self.split, self.split_seed)
-
-    def _check_counts(self) -> None:
         reserved, known = 2**self.variables - self.known, self.known
         if min(reserved, known) < self.terms:
             raise ValueError(
@@ -140,6 +128,7 @@ class FuzzyLogic(Task):
                 f"FuzzyLogic: split={self.split!r} exists for 4 variables, 2 terms and unknown=0.25, "
                 f"not for {self.variables}, {self.terms} and {self.unknown}"
             )
+        _split(self.known, self.terms, self.held_out, self.split, self.split_seed)
 
     @property
     def ends(self) -> tuple[Vectors, Values]:
@@ -205,15 +194,15 @@ class FuzzyLogic(Task):
     def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """For each sequence (b): `mse` at the query, and `r2` = 1 - mse / population variance of its targets.
 
-        The variance is over all targets, including the hidden one.  As in the paper, R² is then averaged over
-        sequences: predicting the mean of the context gives -0.06 at length 32, not 0.
+        The variance is over all targets, including the hidden one, as in the paper: predicting the mean of the context
+        gives a little less than 0.
         """
         mse = self._square(outputs, batch).sum(dim=-1) / batch.scored.sum(dim=-1)
         variance = batch.targets.var(dim=(1, 2), correction=0)
         return {"r2": 1 - mse / variance, "mse": mse}
 
     def _square(self, outputs: Tensor, batch: Batch) -> Tensor:
-        """The squared errors (b t), 0 where nothing is scored.  Broadcasting other outputs would give a wrong loss."""
+        """The squared errors (b t), 0 where nothing is scored.  Other outputs would be broadcast."""
         expected = tuple(batch.targets.shape)
         if outputs.shape != expected:
             raise ValueError(
@@ -262,7 +251,7 @@ def conjunctions(x: Tensor, terms: Tensor) -> Float[Tensor, "b t k"]:
 @functools.lru_cache(maxsize=64)
 def _functions(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
     train, held_out = _split(task.known, task.terms, task.held_out, task.split, task.split_seed)
-    rows = held_out if split == "compositional" else train
+    rows = {"compositional": held_out}.get(split, train)
     if split == "novel":
         rows = tuple(itertools.combinations(range(task.known, 2**task.variables), task.terms))
     return torch.tensor(rows, device=device)

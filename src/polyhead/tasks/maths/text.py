@@ -101,7 +101,7 @@ def from_files(folder: str, module: str, difficulty: str, sizes: tuple[int, int]
         novel = _file(root / "extrapolate" / f"{module}{SUFFIXES[module]}.txt", sizes)
     # A question is in one split alone: that of the largest numbers first, training last.
     splits: dict[str, list[Pair]] = {"novel": [], "iid": [], "validation": [], "train": []}
-    questions = set()
+    questions: set[str] = set()
     for split, pairs in (("novel", novel), ("iid", iid)):
         splits[split] = [pair for pair in pairs if pair[0] not in questions]
         questions |= dict(splits[split]).keys()

@@ -59,7 +59,7 @@ def draw(shapes: str, shape: Tensor, colour: Tensor) -> Tensor:
 def _polyominoes(size: int) -> list[tuple[tuple[int, int], ...]]:
     """All polyominoes of `size` squares that fit into 3 x 3, with all rotations and reflections, at the top left."""
     polyominoes = []
-    board = itertools.product(range(BLOCKS), repeat=2)
+    board = itertools.product(range(BLOCKS), range(BLOCKS))
     for squares in itertools.combinations(board, size):
         rows, columns = zip(*squares, strict=True)
         if min(rows) == min(columns) == 0 and _connected(set(squares)):

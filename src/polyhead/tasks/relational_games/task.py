@@ -35,9 +35,8 @@ from polyhead.config.words import Words
 from polyhead.tasks import record
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
-from polyhead.tasks.object_baselines import KNOWN_PAIRS
+from polyhead.tasks.object_baselines import KNOWN_PAIRS, grid_pairs
 from polyhead.tasks.relational_games import original
-from polyhead.tasks.relational_games.baselines import known_pairs
 from polyhead.tasks.relational_games.shapes import COLOURS, count, draw
 from polyhead.tasks.task import Score, advance, check_draw, fork, located, seeded
 
@@ -132,7 +131,7 @@ class RelationalGames(Classification):
         return ANSWERS[label]
 
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """The exact score of guessing; for generated images also of a learner without relations: see baselines.py."""
+        """Scores of guessing, exact; for generated images also of a learner without relations (object_baselines.py)."""
         table = super().baselines(split, sequences=sequences)
         if self.data == "original":
             return table
@@ -142,7 +141,7 @@ class RelationalGames(Classification):
         objects = shapes * len(COLOURS) + batch.latents["colours"]
         if "pentominoes" not in SHAPES_OF[split]:
             objects = -2 - objects  # names below -1: no training image has them
-        guesses = known_pairs(grids, labels, torch.where(shapes < 0, -1, objects))
+        guesses = grid_pairs(grids, labels, torch.where(shapes < 0, -1, objects))
         table["known_pairs"] = Score.of(1 - (guesses - batch.targets[:, 0]).abs())
         return table
 

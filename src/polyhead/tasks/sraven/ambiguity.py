@@ -34,7 +34,7 @@ AT_ONCE = 512  # instances searched together
 def ambiguity(task: Sraven, instances: int = 4096, *, split: str = "train", seed: int = 0) -> dict[str, Score]:
     """Fractions of ambiguous instances of `split` (Table A2), and the accuracy of the Bayes-optimal solver.
 
-    Returns `code`, `text` and `text_distinct` (see above), and `bayes`, `identified` if only one answer is possible.
+    Returns `code`, `text` and `text_distinct` (see above), and `bayes`.
 
     Raises ValueError for an unknown split, no instances, or too many correspondences to search.
     """
@@ -45,16 +45,14 @@ def ambiguity(task: Sraven, instances: int = 4096, *, split: str = "train", seed
 
     def score(batch: Batch) -> dict[str, Tensor]:
         panels = batch.latents["panels"]
-        accuracy, count = bayes(panels, task)
         return {
             "code": ambiguous(panels, task, "code"),
             "text": ambiguous(panels, task, "text"),
             "text_distinct": ambiguous(panels, task, "text", distinct=True),
-            "bayes": accuracy,
-            "answers": count,
+            "bayes": bayes(panels, task)[0],
         }
 
-    return scores_in_parts(score, task, split, instances, seed, size=AT_ONCE, ceiling="bayes")
+    return scores_in_parts(score, task, split, instances, seed, size=AT_ONCE)
 
 
 def correspondences(task: Sraven) -> int:
@@ -129,12 +127,6 @@ def posterior(
 ) -> tuple[Int[Tensor, "n"], Int[Tensor, "n m"], Float[Tensor, "n"]]:
     """All possible answers: the instance of each, the answer, and its probability up to a factor per instance."""
     check_size(task)
-    num_answers = task.values**task.features
-    if num_answers * AT_ONCE >= 2**63:
-        raise ValueError(
-            f"Sraven: {task.features} features of {task.values} values have {num_answers} answers, too many to number; "
-            "use fewer values"
-        )
     fits, predicted = hypotheses(panels, task, distinct=True)
     instance, slots, chosen = explanations(fits, task)
     possible = torch.ones_like(instance, dtype=torch.bool)
@@ -152,12 +144,10 @@ def posterior(
     answers = torch.empty_like(slots).scatter_(
         1, slots % task.features, predicted[instance[:, None], features, slots, chosen]
     )
-    # Number the pairs of an instance and an answer, and add the probabilities of equal pairs.
-    digits = task.values ** torch.arange(task.features, device=panels.device)
-    number = instance * num_answers + (answers * digits).sum(dim=1)
-    numbers, group = number.unique(return_inverse=True)
-    mass = torch.zeros(len(numbers), dtype=chance.dtype, device=panels.device).index_add_(0, group, chance)
-    return numbers // num_answers, numbers[:, None] // digits % task.values, mass
+    # Add the probabilities of explanations of the same instance with the same answer.
+    pairs, group = torch.cat((instance[:, None], answers), dim=1).unique(dim=0, return_inverse=True)
+    mass = torch.zeros(len(pairs), dtype=chance.dtype, device=panels.device).index_add_(0, group, chance)
+    return pairs[:, 0], pairs[:, 1:], mass
 
 
 def _code(rules: Tensor) -> Tensor:

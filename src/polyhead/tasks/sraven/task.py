@@ -7,23 +7,16 @@ and the last is the target.  Each feature obeys one of eight rules along every r
     1, 2 progression    a a+1 a+2;  a a+2 a+4       6 difference    the last is the first minus the others
     3, 4 progression    a a-1 a-2;  a a-2 a-4       7 distribute    `grid` distinct symbols, in some order in every row
 
-A task is a *multiset* of rules.  Every column permutes the features of its panels, in the same way in all rows.  So a
-solver must infer which symbols belong to one feature.  A worked example with two features and 8 values: feature 0 is
-constant, feature 1 counts up; the second column swaps them, the others do not:
+A task is a *multiset* of rules.  Every column permutes the features of its panels, in the same way in all rows, so a
+solver must infer which symbols belong to one feature.  In this example of two features and 8 values, feature 0 is
+constant, feature 1 counts up, and the second column swaps them:
 
     features     (4, 1) (4, 2) (4, 3)        panels     (4, 1) (2, 4) (4, 3)
                  (0, 6) (0, 7) (0, 0)                   (0, 6) (7, 0) (0, 0)
                  (5, 2) (5, 3) (5, 4)                   (5, 2) (3, 5)  ?  ?       the answer: (5, 4)
 
->>> features = torch.tensor([[[[4, 1], [4, 2], [4, 3]], [[0, 6], [0, 7], [0, 0]], [[5, 2], [5, 3], [5, 4]]]])
->>> permute(features, torch.tensor([[[0, 1], [1, 0], [0, 1]]]))[0, 2]
-tensor([[5, 2],
-        [3, 5],
-        [5, 4]])
-
 A sequence has one token per feature: a one-hot vector for each symbol of the panels in reading order, and `features`
-zero vectors for the last panel.  ambiguity.py finds instances with more than one explanation, and the best possible
-accuracy.
+zero vectors for the last panel.  ambiguity.py finds instances with more than one explanation.
 """
 
 import functools
@@ -45,10 +38,10 @@ from polyhead.spec.shapes import shaped
 from polyhead.tasks.classification import CHANCE
 from polyhead.tasks.task import (
     SPLITS,
+    Fraction,
     Score,
     advance,
     check_draw,
-    check_fraction,
     check_logits,
     check_split,
     covering_order,
@@ -60,14 +53,8 @@ from polyhead.tasks.task import (
 )
 
 RULES = (
-    "constant",
-    "progression +1",
-    "progression +2",
-    "progression -1",
-    "progression -2",
-    "sum",
-    "difference",
-    "distribute",
+    *("constant", "progression +1", "progression +2", "progression -1", "progression -2"),
+    *("sum", "difference", "distribute"),
 )
 STEPS = (0, 1, 2, -1, -2)  # added per column, for rules 0 to 4
 SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
@@ -108,21 +95,18 @@ class Sraven(Task):
         splits of the original code under JAX before 0.5 (the paper's) and since 0.5.  They exist for 4 features and
         the seeds (0, 1, 2, 2024).
     held_out: fraction of the multisets that are held out.
-    grid: rows and columns of panels, 3 in the paper.  The last column is the sum of all others, or the first minus the
-        others; `distribute` has `grid` distinct symbols.
+    grid: rows and columns of panels, 3 in the paper.
     permuted: whether columns permute their features.  If not, features are in the order of their rules.
     reject_ambiguous: "code" or "text" redraws ambiguous instances in all splits (see ambiguity.py).
 
-    >>> Sraven().sample("compositional", 16, torch.Generator().manual_seed(0)).inputs.shape
+    >>> Sraven().batch("compositional", 16, seed=0, step=0).inputs.shape
     torch.Size([16, 36, 8])
-
-    Raises ValueError for invalid settings.
     """
 
     features: Count = 4
     values: Annotated[int, Meta(ge=2)] = 8
     grid: Annotated[int, Meta(ge=2)] = 3
-    held_out: float = 0.25
+    held_out: Fraction = 0.25
     split: Annotated[str, choice(SPLITS)] = "covered"
     split_seed: int = 0
     permuted: bool = True
@@ -139,7 +123,6 @@ class Sraven(Task):
                 f"Sraven: distribute needs {self.grid} distinct symbols, so values must be at least {self.grid}, the "
                 f"grid, but is {self.values}"
             )
-        check_fraction(self, "held_out")
         count = math.comb(len(RULES) + self.features - 1, self.features)
         if count > LISTED_MULTISETS:
             raise ValueError(
@@ -174,26 +157,19 @@ class Sraven(Task):
     @property
     def pairs(self) -> dict[str, tuple[tuple[int, int], ...]]:
         """The last token attending to itself (paper), and to the last feature of the panels to its left (its code)."""
-        last_row = []
-        for panel in range(self.grid * (self.grid - 1), self.grid**2 - 1):
-            last_row.append((-1, (panel + 1) * self.features - 1))
-        return {"self": ((-1, -1),), "last_row": tuple(last_row)}
+        panels = range(self.grid * (self.grid - 1), self.grid**2 - 1)
+        return {"self": ((-1, -1),), "last_row": tuple((-1, (panel + 1) * self.features - 1) for panel in panels)}
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
         """Panel and feature."""
-        names = []
-        for panel in range(self.grid**2):
-            for feature in range(self.features):
-                names.append(f"{panel + 1}.{feature + 1}")
-        return tuple(names)
+        names = itertools.product(range(1, self.grid**2 + 1), range(1, self.features + 1))
+        return tuple(f"{panel}.{feature}" for panel, feature in names)
 
     def class_name(self, target: str, label: int) -> str:
         """A short name of a rule, or the symbol.
 
         >>> [Sraven().class_name("rule", i) for i in (0, 1, 3, 5, 7)]
         ['constant', '+1', '−1', 'sum', 'distribute-three']
-        >>> Sraven().class_name("target value", 7)
-        '7'
         """
         if target != "rule":
             return str(label)
@@ -266,14 +242,10 @@ class Sraven(Task):
             )
 
     def input_sizes(self, batch: Batch) -> Float[Tensor, "b"]:
-        """The size of the inputs that the last query token must attend to (b): the sum of their symbols.
-
-        They are the symbols of the token's feature in the panels to the left.
-        """
+        """The sum of the symbols (b) of the last token's feature in the panels to the left, to which it must attend."""
         left_panels = batch.latents["panels"][:, -1, :-1]  # (b g-1 m)
         order = batch.latents["permutations"]  # (b g m)
-        feature = order[:, -1, -1, None, None]
-        shows_feature = order[:, :-1] == feature
+        shows_feature = order[:, :-1] == order[:, -1, -1, None, None]
         return (left_panels * shows_feature).sum((1, 2)).to(torch.get_default_dtype())
 
     @shaped
@@ -349,13 +321,13 @@ def _die(random: Tensor, sides: int | Tensor) -> Tensor:
 def _arrange(random: Tensor, items: int, size: int) -> Tensor:
     """`size` distinct numbers below `items`, in random order, from random numbers (... size).
 
-    (... size - 1) random numbers suffice if size = items: the last number is then the one that remains.
+    Of a whole permutation the last number is determined and may be missing.
 
     Throw i, below items - i, is the rank of number i among the items that numbers 0 to i - 1 left.  The loop turns
     ranks into items: for i from last to first, each later number that is not below number i is raised by one.
     """
     if random.shape[-1] < size:
-        random = F.pad(random, (0, 1))  # the last number of a whole permutation is determined
+        random = F.pad(random, (0, 1))
     sides = torch.arange(items, items - size, -1, device=random.device)
     numbers = _die(random, sides)
     for i in range(size - 2, -1, -1):
@@ -373,7 +345,7 @@ def _vectors(values: int, device: torch.device) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _multisets(task: Sraven, split: str, device: torch.device) -> Tensor:
     train, held_out = _split(task.features, task.held_out, task.split, task.split_seed)
-    rows = held_out if split in ("compositional", "novel") else train
+    rows = {"compositional": held_out, "novel": held_out}.get(split, train)
     return torch.tensor(rows, device=device)
 
 

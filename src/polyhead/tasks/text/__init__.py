@@ -1,5 +1,1 @@
 """Language modelling: the task, sources of text, tokenizers, token files, and compressors as baselines."""
-
-from polyhead.tasks.text.task import Text
-
-__all__ = ["Text"]

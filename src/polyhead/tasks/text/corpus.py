@@ -5,8 +5,7 @@
         train.bin                  tokens of 1, 2 or 4 bytes; the same for validation and iid
         tokenizer.json             if the tokenizer was trained on this text
 
-A corpus is written beside its place and then renamed, so an interrupted process leaves none.  One process writes; the
-others wait for it.
+A corpus is written beside its place and then renamed.  One process writes; the others wait for it.
 """
 
 import contextlib
@@ -67,7 +66,7 @@ class Request:
         return self.folder / f"{name}-{_digest(json.dumps([VERSION, *parts]).encode())[:12]}"
 
     def state_of_text(self) -> str:
-        """A hash of the tokenizer and of the names, sizes and times of the files; of the Hub, of its name alone."""
+        """A hash of the tokenizer and of the files' names, sizes and times; of the Hub, of its name alone."""
         states = []
         if not self.is_on_hub:
             for file in sources.list_files(self.data, self.limit, self.folder):
@@ -100,7 +99,7 @@ class Corpus:
 def open_corpus(request: Request) -> Corpus:
     """The corpus for `request`, tokenised if it does not exist yet.
 
-    Raises ValueError if the data or the tokenizer is not available, or if the folder is not writable.
+    Raises ValueError if the data or the tokenizer is not there, or the folder is not writable.
     """
     path = request.path()
     try:
@@ -175,7 +174,10 @@ def _write(path: pathlib.Path, request: Request) -> None:
             append(split, separator, 0)
         for i, stretch in enumerate(_stretches(request.pieces())):
             if i == 0 and request.tokenizer.endswith(".json"):  # the others restore every text
-                _warn_of_lost_text(request, codec, _text_of(stretch[0])[:CHECKED])
+                text = _text_of(stretch[0])[:CHECKED]
+                if codec.decode(codec.encode(text)) != text:
+                    reason = "what it changes or drops costs no bits, so bits per byte may be too low"
+                    _say(f"{request.tokenizer} does not give {request.data} back; {reason}")
             for piece, tokens in zip(stretch, _encode(codec, dtype, stretch), strict=True):
                 append(piece.split, tokens, len(piece.data))
                 if piece.ends:
@@ -242,12 +244,6 @@ def _text_of(piece: Piece) -> str:
     except UnicodeDecodeError as error:
         location = f"{piece.name}: byte {piece.start + error.start + 1} is no UTF-8"
         raise ValueError(f"Text: {location}; tokenizer='bytes' takes any file") from None
-
-
-def _warn_of_lost_text(request: Request, codec: Codec, text: str) -> None:
-    if codec.decode(codec.encode(text)) != text:
-        reason = "what it changes or drops costs no bits, so bits per byte may be too low"
-        _say(f"{request.tokenizer} does not give {request.data} back; {reason}")
 
 
 def _say(line: str) -> None:

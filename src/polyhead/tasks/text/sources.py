@@ -63,10 +63,9 @@ def hash_fraction(name: str) -> float:
 
 # ------------------------------------------------------------------------------------------------------- lists of files
 def list_files(data: str, limit: int | None, ignored_folder: pathlib.Path) -> list[File]:
-    """The files that `data` describes, by name, without empty ones and without those in `ignored_folder`.
+    """The files that `data` describes, by name, without empty ones and those in `ignored_folder`.
 
-    `limit`: bytes of text; files are taken in the order of a hash of their names, the last one only in part.
-    Raises ValueError if there is no text.
+    `limit`: bytes of text, from files in the order of a hash of their names.  Raises ValueError if there is no text.
     """
     if data == "stdlib":
         root = pathlib.Path(sysconfig.get_path("stdlib"))

@@ -18,10 +18,11 @@ import math
 import os
 import pathlib
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import torch
+from msgspec import Meta
 from torch import Tensor
 
 from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
@@ -69,7 +70,7 @@ class Text(Task):
     data: str = "stdlib"
     length: Count = 256
     tokenizer: str = "bytes"
-    held_out: float = 0.05
+    held_out: Annotated[float, Meta(gt=0, lt=0.5)] = 0.05
     limit: Count | None = None
     column: str = "text"
     folder: str = non_semantic("data/text")
@@ -96,8 +97,6 @@ class Text(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.held_out < 0.5:
-            raise ValueError(f"Text: held_out must lie between 0 and 0.5 but is {self.held_out}")
         text_tokens.check(self.tokenizer)
         kind, _, name = self.data.partition(":")
         if kind == "hub" and "/" not in name.strip("/"):

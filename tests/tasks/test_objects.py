@@ -1,0 +1,256 @@
+"""Tasks on objects: sorting, pairwise order, SET; and the baselines of learners that treat objects as names."""
+
+import itertools
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from polyhead.tasks import ObjectSorting, PairwiseOrder, RelationalGames, SetCards
+from polyhead.tasks.object_baselines import card_pairs, grid_pairs
+from polyhead.tasks.object_sorting import _pool, ranks
+from polyhead.tasks.set_cards import CARDS, is_set
+
+SPLITS = ("train", "validation", "compositional")
+
+
+# -------------------------------------------------------------------------------------------------------------- sorting
+@pytest.mark.parametrize("objects", ["product", "random"])
+@pytest.mark.parametrize("split", ["train", "validation", "iid"])
+def test_targets_sort_the_vectors_that_are_read(objects, split):
+    task = ObjectSorting(objects, length=6, examples=40)
+    batch = task.batch(split, 30, seed=1, step=2)
+    vectors = task.vectors()
+    assert batch.source.shape == (30, 6, task.source.size)
+    assert batch.scored.all()
+    assert batch.mask is batch.source_mask is None
+    for source, inputs, targets in zip(batch.source, batch.inputs.tolist(), batch.targets.tolist(), strict=True):
+        places = [int((vectors == vector).all(dim=1).nonzero()) for vector in source]
+        assert len(set(places)) == 6
+        assert [places[i] for i in targets] == sorted(places)
+        assert inputs == [6, *targets[:-1]]
+
+
+def test_products_are_ordered_by_their_first_part():
+    vectors = ObjectSorting().vectors()
+    assert vectors.shape == (48, 12)
+    for i, j in itertools.combinations(range(48), 2):
+        assert torch.equal(vectors[i, :4], vectors[j, :4]) == (i // 12 == j // 12)
+        assert torch.equal(vectors[i, 4:], vectors[j, 4:]) == (i % 12 == j % 12)
+    assert ObjectSorting("random").vectors().shape == (64, 8)
+    assert abs(ObjectSorting("random").vectors().std() - 1) < 0.1
+    assert not torch.equal(vectors, ObjectSorting(split_seed=1).vectors())
+
+
+def sequences(batch):
+    return set(map(tuple, batch.latents["objects"].tolist()))
+
+
+def test_splits_share_no_sequence_and_training_is_a_set_of_so_many():
+    task = ObjectSorting("random", length=2, examples=2000)  # of 4032
+    train = set().union(*(sequences(task.batch("train", 3000, seed=s, step=0)) for s in range(9)))
+    assert len(train) == 2000
+    assert any((b, a) in train for a, b in train)  # another order is another sequence
+    for split in task.splits[1:]:
+        assert not train & sequences(task.batch(split, 300, seed=0, step=0))
+
+
+def test_novel_vectors_are_off_by_noise():
+    task = ObjectSorting(noise=0.5)
+    batch = task.batch("novel", 400, seed=0, step=0)
+    off = batch.source - task.vectors()[batch.latents["objects"]]
+    assert abs(off.std() - 0.5) < 0.01
+    assert abs(off.mean()) < 0.01
+    assert torch.equal(batch.targets, ranks(batch.latents["objects"]))
+    clean = ObjectSorting(noise=0.0).batch("novel", 5, seed=0, step=0)
+    torch.testing.assert_close(clean.source, task.vectors()[clean.latents["objects"]], rtol=0, atol=0)
+
+
+def test_loss_and_metrics_by_hand():
+    task = ObjectSorting(length=2, examples=1)
+    batch = task.batch("iid", 2, seed=0, step=0)
+    batch.targets[:] = torch.tensor([[0, 1], [1, 0]])
+    outputs = torch.tensor([[[3.0, 0.0], [0.0, 3.0]], [[0.0, 3.0], [0.0, 1.0]]])
+    scores = task.metrics(outputs, batch)
+    assert scores["accuracy"].tolist() == [1.0, 0.0]
+    assert scores["element_accuracy"].tolist() == [1.0, 0.5]
+    wanted = torch.nn.functional.softplus(torch.tensor([-3.0, -3.0, -3.0, 1.0])).mean()
+    torch.testing.assert_close(task.loss(outputs, batch), wanted)
+
+
+# ------------------------------------------------------------------------------------------------------- pairwise order
+def pairs(task, split):
+    return list(map(tuple, task.pairs_of(split).tolist()))
+
+
+@pytest.mark.parametrize("split", ["ordered", "unordered"])
+def test_pairs_are_dealt_once(split):
+    task = PairwiseOrder(10, split=split)
+    every = [pair for name in SPLITS for pair in pairs(task, name)]
+    assert len(every) == 90
+    assert set(every) == set(itertools.permutations(range(10), 2))
+    together = [all((j, i) in found for i, j in found) for found in (set(pairs(task, name)) for name in SPLITS)]
+    assert together == [split == "unordered"] * 3
+
+
+def test_shares_are_those_of_the_paper():
+    assert [round(len(pairs(PairwiseOrder(), split)) / 4032, 2) for split in SPLITS] == [0.5, 0.15, 0.35]
+    assert [len(pairs(PairwiseOrder(examples=100), split)) for split in SPLITS] == [100, 604, 1412]
+    assert set(pairs(PairwiseOrder(examples=100), "train")) < set(pairs(PairwiseOrder(), "train"))
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_labels_follow_from_the_vectors(split):
+    task = PairwiseOrder(12, dim=3)
+    batch = task.batch(split, 200, seed=0, step=0)
+    assert batch.inputs.shape == (200, 2, 3)
+    assert batch.targets.shape == batch.scored.shape == (200, 1)
+    vectors, seen = task.vectors(), set()
+    for both, label in zip(batch.inputs, batch.targets[:, 0].tolist(), strict=True):
+        i, j = (int((vectors == vector).all(dim=1).nonzero()) for vector in both)
+        assert label == (i < j)
+        seen.add((i, j))
+    assert seen <= set(pairs(task, split))
+    assert len(seen) > 0.9 * len(pairs(task, split))
+
+
+# ------------------------------------------------------------------------------------------------------------------ SET
+def by_hand(cards):
+    return all(len({card[i] for card in cards}) in (1, 3) for i in range(4))
+
+
+def test_sets_are_those_of_the_game():
+    triples = torch.combinations(torch.arange(81), 3)
+    found = is_set(torch.tensor(CARDS)[triples])
+    assert (len(found), int(found.sum())) == (85320, 1080)
+    for row in range(0, 85320, 37):
+        assert found[row].item() == by_hand([CARDS[i] for i in triples[row]])
+
+
+def test_no_triple_is_in_two_splits_and_half_are_sets():
+    task = SetCards()
+    every = Counter()
+    for split, size in zip(SPLITS, (1080, 324, 756), strict=True):
+        triples = task.triples(split).tolist()
+        assert len(triples) == size
+        every.update(frozenset(triple) for triple in triples)
+        assert [by_hand([CARDS[i] for i in triple]) for triple in triples] == [False, True] * (size // 2)
+    assert len(every) == sum(every.values()) == 2160
+    assert {card for triple in task.triples("train").tolist() for card in triple} == set(range(81))
+    assert torch.equal(SetCards(examples=25).triples("train"), task.triples("train")[:25])
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_batch_shows_cards_of_its_split_in_any_order(split):
+    task = SetCards(examples=30)
+    batch = task.batch(split, 300, seed=0, step=0)
+    allowed = {frozenset(CARDS[i] for i in triple) for triple in task.triples(split).tolist()}
+    orders = set()
+    for inputs, label, agree in zip(batch.inputs, batch.targets[:, 0].tolist(), batch.latents["agree"], strict=True):
+        assert (inputs.unflatten(1, (4, 3)).sum(dim=-1) == 1).all()
+        cards = [tuple(card) for card in inputs.unflatten(1, (4, 3)).argmax(dim=-1).tolist()]
+        assert frozenset(cards) in allowed
+        assert label == by_hand(cards)
+        assert agree.tolist() == [len({card[i] for card in cards}) != 2 for i in range(4)]
+        orders.add(tuple(sorted(range(3), key=cards.__getitem__)))
+    assert orders == set(itertools.permutations(range(3)))
+    assert 110 < batch.targets.sum() < 190
+
+
+# ------------------------------------------------------------------------------------------------------------ baselines
+@pytest.mark.parametrize(("split", "examples"), [("ordered", None), ("unordered", None), ("ordered", 40)])
+def test_baselines_of_pairwise_order(split, examples):
+    task = PairwiseOrder(split=split, examples=examples, split_seed=2)
+    met = {tuple(pair) for pair in task.pairs_of("train").tolist()}
+    asked = task.pairs_of("compositional").tolist()
+    reverse = sum((b, a) in met for a, b in asked) / len(asked)
+    assert (reverse > 0) == (split == "ordered")
+    found = task.baselines("compositional")
+    assert list(found) == ["chance", "known_pairs", "known_objects"]
+    assert found["known_pairs"].mean == pytest.approx(0.5 + 0.5 * reverse)
+    first, pairs = [0] * 64, [0] * 64
+    for pair in met:
+        first[min(pair)] += 1
+        for each in pair:
+            pairs[each] += 1
+    share = [(f + 1) / (n + 2) for f, n in zip(first, pairs, strict=True)]
+    right = [(share[a] > share[b]) == (a < b) if share[a] != share[b] else 0.5 for a, b in asked]
+    assert found["known_objects"].mean == pytest.approx(sum(right) / len(right))
+    assert {score.count for score in found.values()} == {0}  # all pairs: exact
+    assert task.baselines("train")["known_pairs"].mean == 1
+
+
+@pytest.mark.parametrize(("examples", "length"), [(3, 4), (100, 6), (600, 4)])
+def test_baselines_of_sorting(examples, length):
+    """As counted here, sequence by sequence, of the task's own training set."""
+    task = ObjectSorting(length=length, examples=examples, split_seed=2)
+    places = {}
+    for row in _pool(task, torch.device("cpu")).tolist():
+        for thing in row:
+            places.setdefault(thing, []).append(sum(other < thing for other in row))
+    mean = {thing: sum(p) / len(p) for thing, p in places.items()}
+    right = 0.0
+    for row in task.batch("iid", 300, seed=4, step=0).latents["objects"].tolist():
+        numbers = [mean.get(thing, (length - 1) / 2) for thing in sorted(row)]
+        ties = math.prod(math.factorial(times) for times in Counter(numbers).values())
+        right += (sorted(numbers) == numbers) / ties
+    found = task.baselines("iid", sequences=300, seed=4)
+    assert found["known_objects"].mean == pytest.approx(right / 300)
+    assert found["chance"].mean == pytest.approx(1 / math.factorial(length))
+
+
+def test_pairs_of_cards_by_hand():
+    met = torch.tensor([[2, 0, 1], [0, 3, 6], [0, 1, 4], [5, 7, 8]])
+    sets = torch.tensor([1.0, 1.0, 0.0, 0.0])
+    #        met,  one pair,  none, two pairs: no example, met, one pair, met in another order
+    asked = torch.tensor([[0, 1, 2], [0, 2, 5], [9, 10, 11], [0, 1, 3], [4, 1, 0], [7, 6, 3], [1, 2, 0]])
+    # No pair: two sets (their own left out) against one other.  One pair: the third triple, which is none.
+    assert card_pairs(met, sets, asked).tolist() == [1, 0, 1, 0.5, 0, 0, 1]
+    # With one more triple without a known pair the vote of those is even.
+    more = torch.cat((met, torch.tensor([[12, 13, 15]]))), torch.cat((sets, torch.zeros(1)))
+    assert card_pairs(*more, asked).tolist() == [1, 0, 0.5, 0.5, 0, 0, 1]
+
+
+@pytest.mark.parametrize("examples", [200, 1080])
+def test_baselines_of_set(examples):
+    task, p = SetCards(examples, split_seed=1), examples / 2 / 1080
+    found = task.baselines("compositional")
+    assert list(found) == ["chance", "known_pairs"]
+    assert found["known_pairs"].mean == pytest.approx(0.5 + 0.5 * (1 - (1 - p) ** 3), abs=0.025)
+    assert task.baselines("train")["known_pairs"].mean == 1
+
+
+E = -1  # an empty cell
+
+
+def test_pairs_in_grids_by_hand():
+    grids = torch.tensor([[1, 1, E], [E, 1, 2], [3, E, 3], [4, 5, E]])
+    labels = torch.tensor([1, 0, 1, 0])
+    asked = torch.tensor([[E, 1, 1], [2, E, 1], [2, 2, E], [7, 8, E], [3, 3, E], [-3, -3, E]])
+    # No training image says anything about another, two are of either class: without evidence it guesses.
+    assert grid_pairs(grids, labels, asked).tolist() == [1, 0, 0.5, 0.5, 1, 0.5]
+    # One more of class 0 and the unknown is class 0.
+    more = torch.cat((grids, torch.tensor([[6, E, 7]]))), torch.cat((labels, torch.tensor([0])))
+    assert grid_pairs(*more, asked).tolist() == [1, 0, 0, 0, 1, 0]
+
+
+def test_pairs_in_grids_add_up():
+    grids = torch.tensor([[1, 2, 3], [1, 2, 4], [1, 3, 5], [2, 3, 6]])
+    labels = torch.tensor([1, 1, 0, 0])
+    # Of 1 and 2: log 3 for class 1; of 1 and 3, 2 and 3: once in either, 0; of 3 and 5 (1 and 5): log 2 for class 0.
+    asked = torch.tensor([[2, 9, 1], [5, 3, 9], [5, 1, 2], [1, 5, 3]])
+    assert grid_pairs(grids, labels, asked).tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("examples", [500, 2000])
+def test_baselines_of_same(examples):
+    found = RelationalGames("same", examples).baselines("iid")["known_pairs"]
+    share = 1 - (1 - 1 / 851) ** (examples / 2)
+    assert abs(found.mean - (0.5 + 0.5 * share)) < 3 * found.standard_error
+    for split in ("novel", "novel_stripes"):
+        assert RelationalGames("same", examples).baselines(split)["known_pairs"].mean == 0.5
+
+
+def test_the_published_images_name_no_objects():
+    assert list(RelationalGames("same", data="original").baselines("iid")) == ["chance"]
