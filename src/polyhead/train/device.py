@@ -7,11 +7,11 @@ import pathlib
 import platform
 import threading
 from collections.abc import Iterator
-from importlib import metadata
 from typing import Any
 
 import torch
 
+from polyhead import __version__
 from polyhead.config import Run
 from polyhead.spec.shapes import one_of
 from polyhead.train.products import FAST, SWITCH, fast_products
@@ -124,14 +124,10 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
 
 def environment(device: torch.device) -> dict[str, Any]:
     """The environment of a run: versions, machine, threads, device, matrix products (products.py), date."""
-    try:
-        version = metadata.version("polyhead")
-    except metadata.PackageNotFoundError:  # run from the source tree
-        version = "source"
     about = {
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "polyhead": version,
+        "polyhead": __version__,
         "platform": platform.platform(),
         "cpu": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
