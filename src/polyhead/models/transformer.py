@@ -75,7 +75,11 @@ class Transformer(nn.Module):
         config.warn_if_blind(settings)
         self.config = settings
         placement = Placement(device=device, dtype=dtype)
-        self.encoder = _encoder(settings.encoder, placement)
+        self.encoder = None
+        if isinstance(settings.encoder, TransformerConfig):
+            self.encoder = Transformer(settings.encoder, outputs=False, **placement)
+        elif settings.encoder is not None:
+            self.encoder = AbstractorModel(settings.encoder, **placement)
         self.inputs = build_input(settings.inputs, settings.dim, **placement)
         self.positions = input_positions(settings, **placement)
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
@@ -382,11 +386,3 @@ def _tie(model: Transformer, _: object = None) -> None:
     """Tie logits to tokens: off the meta device, and by `assign=True`, each got its own table."""
     if isinstance(model.outputs, TiedOutput):
         model.outputs.tie()
-
-
-def _encoder(settings: TransformerConfig | config.AbstractorConfig | None, placement: Placement) -> nn.Module | None:
-    if settings is None:
-        return None
-    if isinstance(settings, TransformerConfig):
-        return Transformer(settings, outputs=False, **placement)
-    return AbstractorModel(settings, **placement)
