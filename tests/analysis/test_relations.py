@@ -140,20 +140,6 @@ def test_an_image_is_shown_as_it_is():
     assert picture(model_of(EASY), batch_of(EASY)) is None
 
 
-def test_the_original_abstractor_and_one_sample_of_many():
-    task = RelationalGames()
-    settings = ph.AbstractorConfig(task.ends[0], task.ends[1], dim=16, heads=2)
-    model, batch = build(settings), task.batch("iid", 5, seed=0, step=0)
-    model.train()
-    first = look(model, batch, sample=3)[0]
-    assert first.groups[0].kind == "abstractor"
-    assert first.groups[0].attention.shape == (2, 9, 9)
-    assert all(module.training for module in model.modules())
-    np.testing.assert_allclose(
-        first.groups[0].attention, look(model, batch.map(lambda x: x[3:4]))[0].groups[0].attention
-    )
-
-
 def test_mistakes_are_one_line():
     task = RelationalGames()
     model, batch = model_of(task), batch_of(task)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.analysis.probe import draws
@@ -43,55 +44,35 @@ def zero_heads(
     check_split(task, split)
     check_number("zero_heads", "sequences", sequences, 2)
     batches = list(draws(task, split, sequences, seed=seed, purpose="zero", device=device))
-    amounts_of_batches = []
-    for batch in batches:
-        batch_amounts = task.amounts(batch)
-        if batch_amounts is not None:
-            amounts_of_batches.append(batch_amounts)
+    amounts_of_batches = [amounts for amounts in map(task.amounts, batches) if amounts is not None]
     amounts = torch.cat(amounts_of_batches).cpu() if amounts_of_batches else None
     rows = []
     with looking(model):
-        complete = _scores(model, task, batches, None, None)
+        complete = _scores(model, task, batches)
         rows.append(_row(None, None, complete, torch.zeros_like(complete), amounts))
         for layer in range(len(model.blocks)):
-            for head in (*range(_num_heads(model, layer)), None):
-                scores = _scores(model, task, batches, layer, head)
+            num_heads = sum(group.heads for group in model.config.layer_heads(layer))
+            for head in (*range(num_heads), None):
+                factors = torch.ones(num_heads)
+                factors[slice(None) if head is None else head] = 0.0
+                scores = _scores(model, task, batches, layer, factors)
                 rows.append(_row(layer, head, scores, task.gain(1.0) * (complete - scores), amounts))
     return rows
 
 
 def _scores(
-    model: Transformer,
-    task: Task,
-    batches: Sequence[Batch],
-    layer: int | None,
-    head: int | None,
+    model: Transformer, task: Task, batches: Sequence[Batch], layer: int = 0, factors: Float[Tensor, " h"] | None = None
 ) -> Tensor:
-    """The metric of each sequence (b), on the CPU, with `head` of `layer` zeroed (None: all its heads)."""
+    """The metric of each sequence (b), on the CPU.  `factors`: of the code in `layer`, by head."""
     scores = []
     for batch in batches:
-        keep = None if layer is None else _keep(model, layer, head, batch.inputs)
+        keep: list[Tensor | None] = [None] * len(model.blocks)
+        if factors is not None:
+            t = model.length(batch.inputs)
+            keep[layer] = factors.to(next(model.parameters()))[None, :, None, None].expand(1, len(factors), t, t)
         outputs = predict(model, task, batch, keep=keep).float()
         scores.append(task.metrics(outputs, batch)[task.metric].cpu())
     return torch.cat(scores).double()
-
-
-def _num_heads(model: Transformer, layer: int) -> int:
-    return sum(group.heads for group in model.config.layer_heads(layer))
-
-
-def _keep(model: Transformer, layer: int, head: int | None, inputs: Tensor) -> list[Tensor | None]:
-    """The factors of the code by layer: 0 for `head` of `layer` (None: all its heads) and 1 for its other heads."""
-    num_heads = _num_heads(model, layer)
-    t = model.length(inputs)
-    factors = torch.ones(1, num_heads, 1, 1, device=inputs.device, dtype=next(model.parameters()).dtype)
-    if head is None:
-        factors.zero_()
-    else:
-        factors[:, head] = 0.0
-    keep: list[Tensor | None] = [None] * len(model.blocks)
-    keep[layer] = factors.expand(1, num_heads, t, t)
-    return keep
 
 
 def _row(

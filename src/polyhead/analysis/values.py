@@ -115,5 +115,7 @@ def _hyla(heads: GroupTaps, a: Float[Tensor, " h"]) -> ValueNetwork:
     matrices = [first, last]
     if heads.value_weight is not None:
         matrices.insert(1, torch.einsum("h, h e c -> e c", a, heads.value_weight))
-    biases = [a @ b_value, *(matrix.new_zeros(len(matrix)) for matrix in matrices[1:])]
+    biases = [a @ b_value]
+    for matrix in matrices[1:]:
+        biases.append(matrix.new_zeros(len(matrix)))
     return ValueNetwork(matrices, biases, heads.act)
