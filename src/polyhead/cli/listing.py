@@ -53,10 +53,10 @@ def list_all(
 
     what = one_of("polyhead list", "kind", what, [*LISTS, "mechanisms", "runs"])
     # An option without effect is refused: its user would believe that it had one.
-    sizes = {"dim": dim, "heads": heads, "length": length}
-    for option, value in sizes.items():
-        if value is not None and what != "mechanisms":
-            raise ValueError(f"polyhead list: --{option} is for mechanisms, not for {what}")
+    options = {"dim": dim, "heads": heads, "length": length}
+    sizes = {name: value for name, value in options.items() if value is not None}
+    if sizes and what != "mechanisms":
+        raise ValueError(f"polyhead list: --{next(iter(sizes))} is for mechanisms, not for {what}")
     if folders and what != "runs":
         raise ValueError(f"polyhead list: a folder is for runs, not for {what}")
     if what == "runs":
@@ -64,7 +64,7 @@ def list_all(
         emit(run_records.rows, lambda: write_records(run_records, "Runs", folders=True))
         return 0
     if what == "mechanisms":
-        rows, legend = mechanisms(dim or 128, heads or 8, length or 256)
+        rows, legend = mechanisms(**sizes)
     else:
         make_rows, legend = LISTS[what]
         rows = make_rows()
@@ -200,7 +200,7 @@ def tasks() -> list[Row]:
     return rows
 
 
-def mechanisms(dim: int, heads: int, length: int) -> tuple[list[Row], str]:
+def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[Row], str]:
     """Equations, parameters and work of all mechanisms, and the meaning of the letters.
 
     The numbers are for a layer with `heads` heads of one kind, default widths and relations, and a sequence of `length`
