@@ -1,14 +1,12 @@
 """Linear probes of the latent code, and their score on permuted labels.
 
 A probe is a logistic regression, one for each layer (Schug et al. 2024, figures 2B and 5F).  It reads the latent code
-of the query attending to itself, a vector over heads.  It predicts a term of the function (fuzzy logic) or the rule
-(SRAVEN).  It is fitted on training tasks and scored by F1 on unseen tasks.  The paper leaves averaging, regularisation
-and scaling open: here F1 is the macro average, the classifier is scikit-learn's default (L2 with C = 1) on standardised
-codes.
+of the query attending to itself and predicts a term of the function (fuzzy logic) or the rule (SRAVEN).  It is fitted
+on training tasks and scored by F1 on unseen ones.  The paper leaves averaging, regularisation and scaling open: here F1
+is the macro average, and the classifier is scikit-learn's default (L2 with C = 1) on standardised codes.
 
-The null of a probe is the same probe, fitted on permuted labels.  A code without information about the task has that
-score.  Random guesses by the labels' frequencies are not a valid null: a classifier without information always predicts
-the most frequent class, and scores lower.
+The null of a probe is the same probe, fitted on permuted labels.  Random guesses by the labels' frequencies are not a
+valid null: a classifier without information always predicts the most frequent class, and scores lower.
 """
 
 import math
@@ -194,21 +192,15 @@ def probe_run(
     Rows are {pairs, layer, target, query, f1, chance, n, classes}.
 
     A probe is fitted on `sequences` sequences of training tasks (split `iid`), and scored on equally many of unseen
-    tasks (`compositional`).  Neither training nor evaluation reads these sequences.  Besides the task, these vary
-    between sequences:
+    tasks (`compositional`); training and evaluation read none of them.  Besides the task, these vary:
 
         query "varies"   context and query
         query "alone"    the query: all sequences have the same context inputs, as in the paper (fuzzy logic)
         query "fixed"    the context: all sequences share one query token; scores are means over `queries` such probes
 
-    The code depends on the query as well as on the task, so a linear probe finds more at one query than across all.  A
-    task with a single query token (the zeros of SRAVEN) has one probe, called "fixed".  "chance" is the score of the
-    same probe fitted on permuted labels.
-
-    pairs: the name of a view, see `analysis.labels.views`: "self", and SRAVEN's "last_row".
-
-    The terms of a fuzzy-logic task are sorted, so "term 1" and "term 2" have different priors and different sets of
-    possible classes: compare each with its own chance level, not with each other.
+    A linear probe finds more at one query than across all.  A task with a single query token (the zeros of SRAVEN) has
+    one probe, called "fixed".  `pairs`: the name of a view, see `analysis.views`.  The terms of fuzzy logic are sorted,
+    so their priors and possible classes differ: compare each with its own chance level, not with each other.
     """
     from polyhead.train import load_model
 
