@@ -120,8 +120,8 @@ def test_mistakes_are_one_line(folder, capfdbinary, monkeypatch, tmp_path):
         ph.config.save(other, tmp_path / name / "config.json")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
     for arguments, text in (
-        ((folder, "--prompt", "-"), "the prompt must be UTF-8 (position 3 is not)"),
-        ((folder, "--prompt", "caf\udce9"), "the prompt must be UTF-8 (position 3 is not)"),
+        ((folder, "--prompt", "-"), "the prompt must be UTF-8 (character 3 is not)"),
+        ((folder, "--prompt", "caf\udce9"), "the prompt must be UTF-8 (character 3 is not)"),
         ((folder, "--prompt", "a", "--samples", 0), "generate: samples must be at least 1 but is 0"),
         ((tmp_path / "fuzzy", "--prompt", "a"), "the run must train on text, but tiny learns fuzzy"),
         ((tmp_path / "both", "--prompt", "a"), "the model must not see later tokens, but tiny has causal"),

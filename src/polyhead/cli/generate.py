@@ -84,7 +84,7 @@ def read_prompt(prompt: str) -> str:
             return sys.stdin.buffer.read().decode()
         prompt.encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:  # the terminal sent bytes of another encoding
-        raise ValueError(f"generate: the prompt must be UTF-8 (position {error.start} is not)") from None
+        raise ValueError(f"generate: the prompt must be UTF-8 (character {error.start} is not)") from None
     return prompt
 
 
