@@ -44,7 +44,8 @@ class Images(Classification):
 
     data: "digits" (1797 images of 8 x 8, part of scikit-learn); "cifar10" or "cifar100", the binary version in
         `folder`; "folder", images of any size as `folder/train/CLASS/NAME.png` and `folder/val/CLASS/...` (needs
-        Pillow), whose central square is resized to `size` x `size`.  Folders inside that of a class are not read.
+        Pillow), whose central square, upright and on white, is resized to `size` x `size`.  Folders inside that of a
+        class are not read.
     patch, shift, flip: None takes (2, 1, False) for digits; (4, 4, True) for CIFAR; (16, 0, True) for folders.
     folder: part of the run's digest, because another folder may hold other images.
 

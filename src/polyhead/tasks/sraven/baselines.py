@@ -99,10 +99,9 @@ def evidence(panels: Int[Tensor, "b g g m"], values: int) -> Float[Tensor, "m p 
     m = panels.shape[-1]
     counts = torch.zeros(2, m, panels.shape[1] ** 2 - 1, 2 * m + 2, dtype=torch.double, device=panels.device)
     for part in panels.split(CHUNK):
-        states, is_answer = _states(part, values), F.one_hot(part[:, -1, -1], values)[..., None]
-        for n in range(2 * m + 2):
-            counts[0, :, :, n] += ((states == n) * is_answer).sum(dim=(0, 2))
-            counts[1, :, :, n] += ((states == n) * (1 - is_answer)).sum(dim=(0, 2))
+        states = F.one_hot(_states(part, values), 2 * m + 2).double()  # (b m v p n)
+        is_answer = F.one_hot(part[:, -1, -1], values).double()
+        counts += torch.einsum("bmvpn,cbmv->cmpn", states, torch.stack((is_answer, 1 - is_answer)))
     answer, other = ((counts + 1) / (counts + 1).sum(dim=-1, keepdim=True)).log()
     return answer - other
 
