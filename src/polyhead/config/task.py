@@ -2,6 +2,7 @@
 
 import abc
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
@@ -56,10 +57,9 @@ class Batch:
         for field in fields(cls):
             if field.name != "latents":
                 parts[field.name] = _joined(field.name, [getattr(batch, field.name) for batch in batches], sizes)
-        for batch in batches:
-            for label in batch.latents:
-                arrays = [other.latents.get(label) for other in batches]
-                parts["latents"][label] = _joined(f"latents[{label!r}]", arrays, sizes)
+        for label in dict.fromkeys(itertools.chain.from_iterable(batch.latents for batch in batches)):
+            arrays = [batch.latents.get(label) for batch in batches]
+            parts["latents"][label] = _joined(f"latents[{label!r}]", arrays, sizes)
         return cls(**parts)
 
     def map(self, function: Callable[[Array], Array]) -> "Batch":
