@@ -55,11 +55,11 @@ class Progress:
         """Print the first line, and show the bar on a terminal."""
         if not self.enabled:
             return
-        from rich.console import Console
-
         begin = f" from step {self.first_step:,}" if self.first_step else ""
         self.line(f"{self.name}: {num_parameters:,} parameters, {self.steps:,} steps{begin}, {folder}")
         if console is None and sys.stderr.isatty():
+            from rich.console import Console
+
             console = Console(stderr=True)
         if console is not None:
             self.bar, self.bar_text = make_bar(console, self.steps)
