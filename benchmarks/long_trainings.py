@@ -200,7 +200,7 @@ def draw_page(name: str, folder: Path, runs: list[Run], results: list[Result]) -
     outcome = figure.draw(study)
     about = described(figure.title, study, outcome)
     about["command"] = "python benchmarks/long_trainings.py draw"
-    path = write_all(folder, figure.title, about, outcome)
+    path = write_all(folder, about, outcome)
     print(*outcome.verdicts, path, sep="\n")
 
 

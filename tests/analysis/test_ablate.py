@@ -98,6 +98,18 @@ def test_a_sequence_counts_as_much_as_the_task_says() -> None:
         assert wanted.item() != pytest.approx(found.mean().item(), rel=1e-3)
 
 
+def test_where_lower_is_better_a_drop_is_a_rise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`drop` is positive where the score gets worse."""
+    model = model_of(FUZZY, ph.Linear(2))
+    higher = zero_heads(model, FUZZY, sequences=60)
+    monkeypatch.setattr(FuzzyLogic, "better", "lower")
+    lower = zero_heads(model, FUZZY, sequences=60)
+    assert any(row["drop"] != 0 for row in lower)
+    for row, other in zip(lower, higher, strict=True):
+        assert row["score"] == other["score"]
+        assert row["drop"] == pytest.approx(-other["drop"], abs=1e-9)
+
+
 def test_mistakes() -> None:
     model = model_of(FUZZY, ph.Linear(2))
     with refusing("zero_heads: sequences must be at least 2 but is 1"):

@@ -1,6 +1,7 @@
 """The demo: what the terminal draws, and the page."""
 
 import io
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,11 +12,8 @@ from polyhead.cli import demo as cli_demo
 from polyhead.papers import demo
 
 CURVES = {racer: {"0": [(0, 0.5), (25, 0.5 + place / 8)]} for place, racer in enumerate(demo.RACERS)}
-SCORES = [
-    demo.Score(label, split, (0.8, 0.9))
-    for label in (*demo.KINDS.values(), *demo.BASELINES.values())
-    for split in demo.SPLITS
-]
+LABELS = (*demo.KINDS.values(), *demo.BASELINES.values())
+SCORES = dict.fromkeys(itertools.product(LABELS, demo.SPLITS), (0.8, 0.9))
 
 
 def printed(picture):
@@ -79,7 +77,7 @@ def test_the_page_has_both_pictures_and_every_number():
 
 def test_the_page_without_trained_models_has_the_race_alone():
     curves = {racer: {"0": [(0, 0.5), (demo.RACE_STEPS, 0.9)]} for racer in demo.RACERS}
-    assert demo.page(curves, []).count("<svg") == 1
+    assert demo.page(curves, {}).count("<svg") == 1
 
 
 def test_a_demo_without_networks_is_refused_in_one_line(capsys):

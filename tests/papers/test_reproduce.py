@@ -116,8 +116,8 @@ def test_the_page_says_what_holds(tmp_path):
     verdicts = (above("a <claim>", {"one − other": sure}), above("b", {"other − one": -sure}))
     row = {"model": "HYLA", "score": "0.5 ± 0.1"}
     outcome = FigureOutcome(table=[row], verdicts=verdicts, notes=["a note"])
-    about = {"scale": "small", "command": "c", "date": "d", "environment": {}, "failures": [], "runs": []}
-    text = write_page(tmp_path / "index.html", "Fig. 0", {**about, "training_seconds": 0.0}, outcome).read_text()
+    about = {"title": "Fig. 0", "scale": "small", "command": "c", "date": "d", "environment": {}}
+    text = write_page(tmp_path / "index.html", {**about, "failures": [], "runs": []}, outcome).read_text()
     drawn = ("Yes: a &lt;claim&gt;.", ">no</td>", "0.5 ± 0.1", "a note", "Fig. 0")
     for words in (*drawn, "+0.100 ± 0.010", "95 % interval +0.077 to +0.123"):
         assert words in text

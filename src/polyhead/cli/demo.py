@@ -15,7 +15,7 @@ from polyhead.spec.shapes import check_number
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from polyhead.papers.demo import Curve, Score
+    from polyhead.papers.demo import Curve, Scores
 
 PAGE = "demo.html"
 BARS = " ▁▂▃▄▅▆▇█"
@@ -132,7 +132,7 @@ def _bar(accuracy: float) -> str:
 
 
 # --------------------------------------------------------------------------------------- trained models on fuzzy logic
-def score_models() -> list["Score"]:
+def score_models() -> "Scores":
     """Scores of the trained models and baselines; none, with one line, where the models are not on this machine."""
     from rich.console import Console
     from rich.progress import Progress
@@ -141,7 +141,7 @@ def score_models() -> list["Score"]:
 
     if not demo.trained_models_are_here():
         print(NO_MODELS, file=sys.stderr)
-        return []
+        return {}
     print(FUZZY, file=sys.stderr, flush=True)
     total = len(demo.KINDS) * len(demo.SPLIT_SEEDS)
     with Progress(console=Console(stderr=True), transient=True) as progress:
@@ -149,7 +149,7 @@ def score_models() -> list["Score"]:
         return demo.fuzzy_scores(lambda name, number: progress.update(bar, completed=number, description=name))
 
 
-def print_scores(curves: dict[str, dict[str, "Curve"]], scores: list["Score"]) -> None:
+def print_scores(curves: dict[str, dict[str, "Curve"]], scores: "Scores") -> None:
     """The result of both parts, as tables on standard output."""
     from polyhead.papers import demo
 
@@ -160,8 +160,8 @@ def print_scores(curves: dict[str, dict[str, "Curve"]], scores: list["Score"]) -
         rows.append({"heads": racer, "accuracy on new shapes": fmean(last), "range": spread})
     write_table(f"between: after {demo.RACE_STEPS} steps", rows)
     by_label: dict[str, dict[str, str | float]] = {}
-    for score in scores:
-        row = by_label.setdefault(score.label, {"heads or baseline": score.label})
-        row[demo.SPLITS[score.split]] = score.mean
+    for (label, split), values in scores.items():
+        row = by_label.setdefault(label, {"heads or baseline": label})
+        row[demo.SPLITS[split]] = fmean(values)
     if by_label:
         write_table("fuzzy logic: R², mean of five divisions", list(by_label.values()))

@@ -6,7 +6,7 @@ trained models are those of the main test of docs/results/protocol.md: five spli
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +45,8 @@ STYLES = {
 
 # (step, accuracy on new shapes), in the order of training.
 Curve = list[tuple[int, float]]
+# Kind of heads or baseline, split of fuzzy logic -> R² for each division into known and unseen combinations.
+Scores = dict[tuple[str, str], list[float]]
 
 
 def race_model(racer: str, task: RelationalGames) -> TransformerConfig:
@@ -77,41 +79,27 @@ def race(racer: str, seed: int, steps: int = RACE_STEPS) -> Iterator[tuple[int, 
         optimiser.zero_grad()
 
 
-@dataclass(frozen=True)
-class Score:
-    """R² of a kind of heads, or of a baseline, on a split of fuzzy logic: one number for each division into known and
-    unseen combinations."""
-
-    label: str
-    split: str
-    values: tuple[float, ...]
-
-    @property
-    def mean(self) -> float:
-        return fmean(self.values)
-
-
-def fuzzy_scores(report: Callable[[str, int], None], batches: int = 8) -> list[Score]:
+def fuzzy_scores(report: Callable[[str, int], None]) -> Scores:
     """R² of the trained models and of two baselines on known and unseen combinations, computed now.
 
-    `report(name, number)` is called before each of the models.  `batches`: of 128 sequences, for each split of each
-    model.  Raises ValueError if the folder `models/` of the repository is not here.
+    `report(name, number)` is called before each of the models.  Raises ValueError if the folder `models/` of the
+    repository is not here.
     """
-    values: dict[tuple[str, str], list[float]] = {}
+    values: Scores = {}
     for number, seed in enumerate(SPLIT_SEEDS):
         for kind_index, (kind, label) in enumerate(KINDS.items()):
             name = f"fuzzy-{kind}-{seed}"
             report(name, number * len(KINDS) + kind_index)
             run, model = load_model(name)
             for split in SPLITS:
-                scores = evaluate(model, run.task, split, batch_size=128, batches=batches, seed=run.seed)
+                scores = evaluate(model, run.task, split, batch_size=128, batches=8, seed=run.seed)
                 values.setdefault((label, split), []).append(scores["r2"])
         for split in SPLITS:
             task: Any = run.task  # fuzzy logic, which has baselines
             baselines = task.baselines(split, sequences=500)
             for key, label in BASELINES.items():
                 values.setdefault((label, split), []).append(baselines[key].mean)
-    return [Score(label, split, tuple(numbers)) for (label, split), numbers in values.items()]
+    return values
 
 
 def trained_models_are_here() -> bool:
@@ -142,21 +130,21 @@ def draw_race(curves: dict[str, dict[str, Curve]]) -> "Figure":
     return figure
 
 
-def draw_scores(scores: list[Score]) -> "Figure":
+def draw_scores(scores: Scores) -> "Figure":
     """R² on unseen combinations: a dot for each division of each kind of heads, and two baselines."""
     from polyhead.analysis import figures
 
     measured = {}
     baselines = {}
-    for score in scores:
-        if score.split == "compositional" and score.label in KINDS.values():
-            measured[score.label] = score.values
-        elif score.split == "compositional":
-            baselines[score.label] = score.mean
+    for (label, split), values in scores.items():
+        if split == "compositional" and label in KINDS.values():
+            measured[label] = values
+        elif split == "compositional":
+            baselines[label] = fmean(values)
     return figures.results(measured, baselines=baselines, score="R² on unseen combinations")
 
 
-def page(curves: dict[str, dict[str, Curve]], scores: list[Score]) -> str:
+def page(curves: dict[str, dict[str, Curve]], scores: Scores) -> str:
     """One HTML page that needs nothing else: both pictures, three sentences, and the numbers in tables."""
     num_seeds = len(curves[RACERS[0]])
     race_caption = (
@@ -175,6 +163,6 @@ def page(curves: dict[str, dict[str, Curve]], scores: list[Score]) -> str:
             "Heads of width 2, as in the paper's released code."
         )
         values["scores"] = figure_as_svg(draw_scores(scores), caption, "scores")
-        for score in scores:
-            values["score_rows"].append([score.label, SPLITS[score.split], f"{score.mean:.3f}"])
+        for (label, split), numbers in scores.items():
+            values["score_rows"].append([label, SPLITS[split], f"{fmean(numbers):.3f}"])
     return render("papers/demo.html", values, title="polyhead demo", style="report/report.css").text

@@ -27,6 +27,8 @@ SEED_CAPTION = "standard errors over seeds, a dot per seed"
 Cells: TypeAlias = "Series"
 # Numbers with a row per condition and a column per model.
 Table: TypeAlias = "DataFrame"
+# The rows of a table as text, and the same as JSON values.
+Rows = tuple[list[dict[str, str]], dict[str, Any]]
 Draw = Callable[[Study], "FigureOutcome"]
 # Label -> x -> the scores of the seeds.
 Curves = dict[str, dict[Any, list[float]]]

@@ -34,17 +34,14 @@ RULE = (
 )
 
 
-def write_all(folder: pathlib.Path, title: str, about: Mapping[str, Any], outcome: FigureOutcome) -> pathlib.Path:
-    """Write results.json, the pictures, README.md and the page; return the path of the page.
-
-    `about`: the content of results.json.
-    """
+def write_all(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcome) -> pathlib.Path:
+    """Write results.json, whose content is `about`, the pictures, README.md and the page; return the page's path."""
     write(folder / RESULTS, results_as_json(about))
     for picture in outcome.pictures:
         figures.save(picture.figure, folder / f"{picture.stem}.svg")
         (folder / f"{picture.stem}.png").unlink(missing_ok=True)  # of an earlier drawing
     write(folder / README, readme(folder, about, outcome).encode())
-    return write_page(folder / PAGE, title, about, outcome)
+    return write_page(folder / PAGE, about, outcome)
 
 
 def results_as_json(about: Mapping[str, Any]) -> bytes:
@@ -72,7 +69,7 @@ def verdict_rows(verdicts: Iterable[Verdict]) -> list[tuple[str, ...]]:
     return rows
 
 
-def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome: FigureOutcome) -> pathlib.Path:
+def write_page(path: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcome) -> pathlib.Path:
     """Write the page; `about` is the content of results.json."""
     runs = about["runs"]
     facts = {"command": about["command"], "date": about["date"]}
@@ -82,7 +79,7 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
         facts["training, core minutes"] = f"{about['training_seconds'] / 60:.1f}"
     values = {
         "command": about["command"],
-        "heading": title,
+        "heading": about["title"],
         "verdicts": outcome.verdicts,
         "verdict_columns": VERDICT_COLUMNS,
         "verdict_rows": verdict_rows(outcome.verdicts),
@@ -96,8 +93,8 @@ def write_page(path: pathlib.Path, title: str, about: Mapping[str, Any], outcome
         "run_head": list(RUN_COLUMNS),
         "runs": list(map(itemgetter(*RUN_COLUMNS.values()), runs)),
     }
-    page = render("papers/page.html", values, title=f"{title} ({about['scale']})", style="report/report.css")
-    return page.save(path, "reproduce")
+    title = f"{about['title']} ({about['scale']})"
+    return render("papers/page.html", values, title=title, style="report/report.css").save(path, "reproduce")
 
 
 def seeds_text(runs: Sequence[Mapping[str, Any]]) -> str:

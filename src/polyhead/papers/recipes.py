@@ -42,12 +42,7 @@ SHORT = tuple(name for name, figure in FIGURES.items() if figure.short)
 SINGLE: dict[str, Recipe] = {f"fuzzy-{row}": singles.fuzzy(row) for row in singles.WORDS}
 
 # Measured core minutes of single recipes; those of figures are in `FIGURES`. Others were not measured.
-MINUTES: dict[str, float] = {
-    "games-dual": 0.25,
-    "sorting-dual": 0.7,
-    "maths-dual": 6.0,
-    "digits-dual": 3.0,
-}
+MINUTES: dict[str, float] = {"games-dual": 0.25, "sorting-dual": 0.7, "maths-dual": 6.0, "digits-dual": 3.0}
 
 
 class Recipes(dict[str, Recipe]):

@@ -80,7 +80,7 @@ def reproduce(
     else:
         raise ValueError(f"reproduce: none of the {len(runs)} runs of {figure} finished; {study.failures[0].error}")
     about = described(known.title, study, outcome, seeds)
-    return write_all(target, known.title, about, outcome), outcome, study.failures
+    return write_all(target, about, outcome), outcome, study.failures
 
 
 def check_extra() -> None:
@@ -227,7 +227,7 @@ def redraw(
         needs = f"{name} is drawn from more than the final scores that {path} has ({error})"
         raise ValueError(f"reproduce: {needs}; polyhead reproduce without --from trains its runs") from None
     about |= outcome_as_json(outcome) | {"drawn": {"date": now(), "polyhead": version("polyhead")}}
-    return write_all(target, known.title, about, outcome), outcome
+    return write_all(target, about, outcome), outcome
 
 
 def study_from(about: About, path: pathlib.Path) -> Study:

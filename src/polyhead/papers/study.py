@@ -111,7 +111,8 @@ class FinishedRun:
             problem = f"{self.result.folder / METRICS}: no row of {split}; delete the folder to train again"
         else:
             courses = self.courses
-            problem = f"{self.run.name}: no {name} on {split} during training is kept"
+            words = split if split == TRAINING_LOSS else f"{name} on {split}"
+            problem = f"{self.run.name}: no {words} during training is kept"
         if split not in courses or (self.courses is not None and name != self.run.task.metric):
             raise ValueError(problem)
         return dict(courses[split])

@@ -11,7 +11,7 @@ from refusals import refusing
 from reported import TASK, fabricate, folders, run_of, scored, small, written
 
 import polyhead as ph
-from polyhead.pages.report import runs, writer as report
+from polyhead.pages.report import results, runs, writer as report
 from polyhead.tasks import RelationalGames
 
 
@@ -58,6 +58,17 @@ def test_the_best_is_judged_against_each_rival(tmp_path, softmax, verdict):
     assert "Best on unseen combinations: HYLA (R² 0.90)" in page.words
     assert page.cells("HYLA over Softmax")[0] == verdict
     assert page.cells("HYLA over Softmax")[-1] == str(len(softmax))
+
+
+def test_where_lower_is_better_the_lowest_is_the_best(tmp_path, monkeypatch):
+    monkeypatch.setattr(type(TASK), "better", "lower")
+    page = written(folders(tmp_path, {"softmax": [0.9, 0.91], "hyla": [0.5, 0.51]}), tmp_path / "r.html")
+    assert "Best on unseen combinations: HYLA (R² 0.5" in page.words
+    assert page.cells("HYLA over Softmax")[1] == "0.400"
+    scores = TASK.baselines("compositional", sequences=300)
+    lowest = min(set(scores) - {"ceiling"}, key=lambda name: scores[name].mean)
+    wanted = f"{scores[lowest].mean - 0.505:.3f}".replace("-", "−")
+    assert page.cells(f"HYLA over {results.baseline_label(TASK, lowest)}")[1] == wanted
 
 
 def test_scores_on_validation_data_alone_are_in_the_table(tmp_path):

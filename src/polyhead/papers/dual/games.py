@@ -147,8 +147,7 @@ def claims(cells: Cells) -> list[Verdict]:
 def all_games(curves: Mapping[str, Table], novel: Mapping[str, Mapping[str, Scores]]) -> list[Verdict]:
     """Return claims about means over games.
 
-    `curves[game]`: a row per number of images, a column per model.  `novel[split][game]`: scores on unseen shapes with
-    the most images.
+    `curves[game]`: scores by number of images.  `novel[split][game]`: those on unseen shapes with the most images.
     """
     import pandas
 

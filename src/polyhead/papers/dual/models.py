@@ -19,6 +19,9 @@ from polyhead.papers.study import Axis, Paper
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import Images
 
+# Inputs, outputs and length of a model.
+Ends = tuple[Input, Any, int]
+
 # The largest relative difference of the number of parameters from that of dual attention.
 CLOSE = 0.01
 
@@ -118,26 +121,16 @@ def positions_of(row: str, shape: Scale, length: int) -> Position:
 
 
 @functools.cache
-def classifier(
-    ends: tuple[Input, Classes],
-    length: int,
-    row: str,
-    shape: Scale,
-    relations: Relations,
-    standard: Relations,
-) -> Model:
-    """The model `row` that classifies sequences of `length`.
-
-    It has as many parameters as dual attention with learned positions and `standard` relations.
-    """
+def classifier(ends: Ends, row: str, shape: Scale, relations: Relations, standard: Relations) -> Model:
+    """The model `row` that classifies, with as many parameters as dual attention with `standard` relations."""
     one_of("recipes", "model", row, ROWS)
-    inputs, outputs = ends
-    dual = _reader(inputs, outputs, length, "dual", replace(shape, positions=config.Learned()), standard)
+    inputs, outputs, length = ends
+    dual = _reader(*ends, "dual", replace(shape, positions=config.Learned()), standard)
     target = parameters(dual)
     if row == "predinet":
         predinet = config.PrediNetConfig(inputs, outputs, shape.dim, length, heads=max(shape.dim // 8, 1))
         return match(predinet, target, field="relations", tolerance=CLOSE)
-    settings: Model = _reader(inputs, outputs, length, row, shape, relations)
+    settings: Model = _reader(*ends, row, shape, relations)
     if row == "corelnet":
         settings = config.CoRelNetConfig(inputs, outputs, shape.dim, length)
     if row == "abstractor":
@@ -146,9 +139,7 @@ def classifier(
 
 
 @functools.cache
-def writer(
-    source: tuple[Input, int], ends: tuple[Input, Output, int], row: str, shape: Scale, relations: Relations
-) -> TransformerConfig:
+def writer(source: tuple[Input, int], ends: Ends, row: str, shape: Scale, relations: Relations) -> TransformerConfig:
     """The encoder-decoder model `row`, with as many parameters as dual attention.
 
     `source`: the encoder's input and length; `ends`: the decoder's input, output and length.  Dual attention

@@ -12,7 +12,7 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.analysis.claims import Estimate, Verdict, above, mean
-from polyhead.config import Learned, Position, Rotary, Run, Swiglu
+from polyhead.config import Learned, Position, Rotary, Run, Swiglu, TransformerConfig
 from polyhead.papers import outcome
 from polyhead.papers.dual.games import SHAPES
 from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
@@ -71,6 +71,7 @@ def split(scale: str = "small") -> tuple[Run, ...]:
     for seed, game in itertools.product(range(shape.seeds), GAMES):
         task = RelationalGames(game, examples=IMAGES[scale], split_seed=seed)
         base = model_of(task, "softmax", shape, BY_PLACE)
+        assert isinstance(base, TransformerConfig)
         for softmax, relational in dict.fromkeys(head_counts):
             heads = BY_PLACE.heads(softmax, relational, dim)
             model = replace(base, heads=heads, feedforward=Swiglu(shape.hidden))

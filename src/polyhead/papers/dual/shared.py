@@ -22,7 +22,7 @@ from polyhead.analysis.claims import Verdict, above, mean
 from polyhead.config import Model, Patches, Run, Task
 from polyhead.papers import outcome
 from polyhead.papers.dual.models import BY_PLACE, ROWS, Relations, classifier, label, writer
-from polyhead.papers.outcome import Cells, Column, Draw, FigureOutcome, Picture, Table
+from polyhead.papers.outcome import Cells, Column, Draw, FigureOutcome, Picture, Rows, Table
 from polyhead.papers.sizes import Scale, Setting, training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Maths, ObjectSorting, RelationalGames
@@ -66,15 +66,14 @@ def model_of(task: Task, row: str, shape: Scale, relations: Relations) -> Model:
     """Return the model `row` of a task; on games, all have as many parameters as with position symbols."""
     shape = replace(shape, steps=0)  # sizes do not depend on it
     inputs, outputs = task.ends
-    if isinstance(task, Maths):
-        return writer((task.source, task.question), (inputs, outputs, task.length), row, shape, relations)
-    if isinstance(task, ObjectSorting):
-        return writer((task.source, task.length), (inputs, outputs, task.length), row, shape, relations)
+    if isinstance(task, Maths | ObjectSorting):
+        source_length = task.question if isinstance(task, Maths) else task.length
+        return writer((task.source, source_length), (inputs, outputs, task.length), row, shape, relations)
     # Patches are normalised around the projection as in the papers; digits are too small for it.
     if isinstance(inputs, Patches) and getattr(task, "data", "") != "digits":
         inputs = replace(inputs, norm=True)
     standard = BY_PLACE if isinstance(task, RelationalGames) else relations
-    return classifier((inputs, outputs), task.length, row, shape, relations, standard)
+    return classifier((inputs, outputs, task.length), row, shape, relations, standard)
 
 
 def single(name: str, runs: tuple[Run, ...], like: str) -> Run:
@@ -87,8 +86,8 @@ def single(name: str, runs: tuple[Run, ...], like: str) -> Run:
 def learns(subject: str, scores: Table) -> list[Verdict]:
     """Return claims that dual attention learns from fewer examples than softmax heads.
 
-    With learned positions, as in the paper, and with relative positions.  `scores`: a row per size of the training set,
-    a column per model.  Claims whose models were not run are omitted.
+    With learned positions, as in the paper, and with relative positions.  `scores`: by size of the training set.
+    Claims whose models were not run are omitted.
     """
     sizes = " and ".join(map(str, scores.index))
     verdicts = []
@@ -107,8 +106,7 @@ def learns(subject: str, scores: Table) -> list[Verdict]:
 def better(subject: str, first: str, others: Sequence[str], scores: Table) -> list[Verdict]:
     """Return the claim that `first` is better than each of `others`, by the mean over conditions with both.
 
-    `scores`: a row per condition, a column per model.  The claim names those of `others` that were run, with a part for
-    each; no claim if none was.
+    The claim names those of `others` that were run, with a part for each; no claim if none was.
     """
     parts = {}
     labels = []
@@ -171,10 +169,8 @@ def by_examples(cells: Cells, split: str, x_label: str, chance: float) -> Any:
     return figures.lines(panels, x_label=x_label, y_label="accuracy", log_x=True, limits=(lowest, 1.02))
 
 
-def table(
-    cells: Cells, columns: Sequence[Column], printed: Printed | None = None
-) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Return a row per condition and model, and a row per baseline below them; and the same as JSON values."""
+def table(cells: Cells, columns: Sequence[Column], printed: Printed | None = None) -> Rows:
+    """Return a row per condition and model, and a row per baseline below them."""
     axes = list(cells.index.names[:-1])
     rows = []
     numbers: dict[str, dict[str, Any]] = {}

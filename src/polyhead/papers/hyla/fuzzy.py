@@ -12,7 +12,7 @@ from polyhead.papers import outcome
 from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, fuzzy_task, three
-from polyhead.papers.outcome import Cells, FigureOutcome, Picture, Table
+from polyhead.papers.outcome import Cells, FigureOutcome, Picture, Rows, Table
 from polyhead.papers.sizes import size
 from polyhead.papers.study import TRAINING_LOSS, Study
 
@@ -39,10 +39,7 @@ ORDER = (("hyla", "softmax"), ("softmax", "linear"), ("hyla", "linear"))
 
 
 def ordered(scores: Table, conditions: str) -> list[Verdict]:
-    """Return the claim of the paper's order of the three models; each difference is a mean over the conditions.
-
-    `scores`: a row per condition, a column per model.  `conditions`: their name in the claim.
-    """
+    """Return the claim of the paper's order of the three models, as means over the `conditions` of that name."""
     parts = {}
     for first, second in ORDER:
         by_condition = outcome.differences(scores, first, second)
@@ -54,7 +51,7 @@ def ordered(scores: Table, conditions: str) -> list[Verdict]:
 
 
 def suffers_less(scores: Table) -> list[Verdict]:
-    """Return the claim that HYLA loses less as more is held out.  `scores`: rows by length and fraction held out."""
+    """Return the claim that HYLA loses less as more is held out.  `scores`: by length and fraction held out."""
     smallest, *_, largest = sorted(scores.index.unique("held out"))
     losses = scores.xs(smallest, level="held out") - scores.xs(largest, level="held out")
     if "hyla" not in losses:
@@ -187,10 +184,8 @@ def setting_names(length: int, fraction: float) -> tuple[str, str]:
     return f"N {length}, {100 * fraction:.0f} % held out", f"N {length}, held out {fraction}"
 
 
-def table(
-    cells: Cells, splits: tuple[str, ...], names: Callable[..., tuple[str, str]] | None = None
-) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Return a row per condition with the scores of each model on `splits`; and the same as JSON values.
+def table(cells: Cells, splits: tuple[str, ...], names: Callable[..., tuple[str, str]] | None = None) -> Rows:
+    """Return a row per condition with the scores of each model on `splits`.
 
     `names`: maps a condition to its name in the table and in the numbers; by default its axes and values.
     """

@@ -24,7 +24,7 @@ from polyhead.papers.hyla.probes import (
     probed,
 )
 from polyhead.papers.hyla.rows import label
-from polyhead.papers.outcome import Curves, FigureOutcome, Panel, Picture, Table
+from polyhead.papers.outcome import Curves, FigureOutcome, Panel, Picture, Rows, Table
 from polyhead.papers.study import Study
 
 PAIRS = 2000
@@ -131,10 +131,8 @@ def picture_of_mixtures(stem: str, swaps: Table, mixtures: Table) -> Picture:
     return Picture(stem, caption, figures.lines(panels, x_label="share of the donor's code", y_label="R²"))
 
 
-def tabulated(
-    swaps: Table, mixtures: Table, probes: Mapping[str, Mapping[str, Estimate]]
-) -> tuple[list[dict[str, str]], dict[str, dict[str, Any]]]:
-    """Return a row for each code and rule and for each term and kind of network; and all scores as JSON values."""
+def tabulated(swaps: Table, mixtures: Table, probes: Mapping[str, Mapping[str, Estimate]]) -> Rows:
+    """Return a row for each code and rule and for each term and kind of network."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     numbers: dict[str, dict[str, Any]] = {}
     for (model, code, rule), by_seed in swaps.items():

@@ -114,10 +114,7 @@ def _by_data(scale: str, shapes: Sequence[Scale]) -> tuple[Run, ...]:
 
 # -------------------------------------------------------------------------------------------------------------- claims
 def solves(scores: Table, level: float = 0.8) -> list[Verdict]:
-    """Return the claims that all models reach `level` at the largest setting, and that HYLA is best at the smallest.
-
-    `scores`: a row per setting, the smallest first.
-    """
+    """Return the claims that all models reach `level` at the largest setting, the last, and HYLA leads at the first."""
     smallest, largest = scores.iloc[0], scores.iloc[-1]
     parts = largest.rename(lambda model: f"{label(model)} at the largest").to_dict()
     verdicts = [above(f"at the largest setting that was run all models solve {100 * level:.0f} %", parts, level)]

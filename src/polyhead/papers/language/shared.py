@@ -14,7 +14,7 @@ from typing import Any
 from polyhead.analysis.claims import Estimate, Scores
 from polyhead.config import Run, SymbolicAttention, TransformerConfig
 from polyhead.papers.language.models import ROWS, LanguageScale, label, model
-from polyhead.papers.outcome import choices, condition_text, score_row, settings_note
+from polyhead.papers.outcome import Rows, choices, condition_text, score_row, settings_note
 from polyhead.papers.sizes import Setting, training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
@@ -103,13 +103,8 @@ MEASURED = (
 )
 
 
-def table(
-    cells: Mapping[Any, Cell], axis: str, name: Callable[[Any], str]
-) -> tuple[list[dict[str, str]], dict[str, Any]]:
-    """Return a row per cell, with its final score, size and time; and the scores as JSON values.
-
-    `name`: maps a condition to its name in the column `axis`.
-    """
+def table(cells: Mapping[Any, Cell], axis: str, name: Callable[[Any], str]) -> Rows:
+    """Return a row per cell, with its final score, size and time; `name`: of a condition, in the column `axis`."""
     rows = []
     numbers = {}
     for condition, cell in cells.items():

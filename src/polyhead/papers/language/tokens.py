@@ -12,7 +12,7 @@ from polyhead.papers import outcome
 from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, cost, course, lower, one_text, update_tokens
-from polyhead.papers.outcome import Cells, Curves, FigureOutcome, Panel, Picture, Table
+from polyhead.papers.outcome import Cells, Curves, FigureOutcome, Panel, Picture, Rows, Table
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
 
@@ -127,7 +127,7 @@ def sooner(needs: Needs) -> list[Verdict]:
 
 
 def better_at_the_end(scores: Table) -> list[Verdict]:
-    """Return the claim about the final scores.  `scores`: a row per width, a column per model."""
+    """Return the claim about the final scores.  `scores`: by width."""
     parts = {}
     for width, of_width in scores.reindex(columns=["dual", "softmax"]).dropna().iterrows():
         for name, difference in lower(of_width, "dual", "softmax").items():
@@ -203,7 +203,7 @@ def is_of_paper(cells: Cells) -> bool:
     return set(cells.index.unique("width")) <= set(TOKENS)
 
 
-def efficiency(cells: Cells, needs: Needs, scale: str) -> tuple[list[dict[str, str]], dict[str, Any]]:
+def efficiency(cells: Cells, needs: Needs, scale: str) -> Rows:
     """Return the token-efficiency table: a row per width and model, and a column per level that some model reaches."""
     reached_levels = {level for _, level, _ in needs}
     rows = []
