@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pandas
 import pytest
+from planted import finished
 from scripts import loaded
 
 from polyhead.analysis import figures
@@ -17,7 +18,6 @@ from polyhead.papers.hyla.sizes import HYLA
 from polyhead.papers.recipes import RECIPES
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks import FuzzyLogic, Sraven
-from polyhead.train.store.folder import METRICS, Result
 
 RESULTS = pathlib.Path(__file__).parents[3] / "docs" / "results" / "fuzzy"
 OLD_WORDS = {"holds": "yes", "does not hold": "no", "not enough evidence": "undecided", "not a test": "undecided"}
@@ -104,16 +104,12 @@ def study(tmp_path):
         task = FuzzyLogic(variables=3, terms=2, length=8, split_seed=1)
         train = Train(batch_size=8, eval_batches=2)
         run = replace(RECIPES[f"fuzzy-{row}"](), task=task, name=f"{row}-1", seed=1, train=train)
-        (place := tmp_path / run.name).mkdir()
-        courses = {"iid": KNOWN, "compositional": [score - less for score in UNSEEN], "novel": (0, 0, 0)}
-        rows = [
-            {"kind": "eval", "split": split, "step": step, "r2": score}
-            for split, scores in courses.items()
-            for step, score in zip(STEPS, scores, strict=True)
-        ]
-        (place / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-        scores = {split: {"r2": course[-1], "r2_se": 0.01} for split, course in courses.items()}
-        points.append(FinishedRun(run, Result(run.name, "0", 7500, 1.0, 9, scores, "", {}, place)))
+        ends = {"iid": KNOWN, "compositional": [score - less for score in UNSEEN], "novel": (0, 0, 0)}
+        courses = {}
+        for split, course in ends.items():
+            courses[split] = {step: {"r2": score} for step, score in zip(STEPS, course, strict=True)}
+        scores = {split: {"r2": course[-1], "r2_se": 0.01} for split, course in ends.items()}
+        points.append(FinishedRun(run, finished(run, tmp_path, scores, courses)))
     return Study("long", HYLA, "paper", tmp_path, tuple(points))
 
 
@@ -210,7 +206,7 @@ def test_the_page_of_widths_has_a_line_per_kind_of_heads(study, drawn):
     assert [verdict.claim for verdict in found.verdicts] == ["with heads of width 2 HYLA is better than Softmax"]
 
 
-def test_the_page_of_raven_matrices_has_their_baselines_and_tests(study, drawn, tmp_path):
+def test_the_page_of_raven_matrices_has_their_baselines_and_tests(study, drawn):
     points = []
     for seed, point in itertools.product((0, 1), study.points):
         train = replace(point.run.train, evaluate=("validation", "iid", "compositional"))
@@ -218,10 +214,8 @@ def test_the_page_of_raven_matrices_has_their_baselines_and_tests(study, drawn, 
         scores = {split: {"accuracy": s["r2"], "accuracy_se": 0.01} for split, s in point.result.scores.items()}
         del scores["novel"]
         name = f"sraven-{point.run.name[:-2]}-{seed}"
-        (place := tmp_path / name).mkdir()
-        rows = (point.result.folder / METRICS).read_text().replace('"r2"', '"accuracy"')
-        (place / METRICS).write_text(rows)
-        points.append(at(FinishedRun(run, replace(point.result, scores=scores, folder=place)), name, seed))
+        courses = {split: point.course(split) for split in ("iid", "compositional")}
+        points.append(at(FinishedRun(run, replace(point.result, scores=scores), courses), name, seed))
     found = long.draw(replace(study, points=tuple(points)), long.RAVENS)
     ((course, _), labels) = drawn[0]
     assert course[1]["Softmax"][7.5] == pytest.approx([0.75])  # without seed 0, which stands apart

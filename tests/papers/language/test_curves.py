@@ -6,9 +6,9 @@ import math
 import pandas
 import pytest
 from drawn import draw
+from planted import finished
 
 from polyhead.analysis.claims import NO, UNDECIDED, YES, Estimate, constant
-from polyhead.config import digest
 from polyhead.papers import page
 from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import feedforward_of, row_of
@@ -16,9 +16,7 @@ from polyhead.papers.recipes import STUDIES
 from polyhead.papers.reproduce import FIGURES, described, redraw
 from polyhead.papers.study import Study
 from polyhead.tasks import Text
-from polyhead.tasks.record import RECORD
 from polyhead.tasks.task import Score
-from polyhead.train.store.folder import METRICS, Result
 
 pytestmark = pytest.mark.usefixtures("two_seeds_are_a_test")
 
@@ -38,20 +36,14 @@ def quick(monkeypatch):
 
 def planted(run, folder, end, text="a"):
     """A finished run with `end` bits per byte at its end; each doubling of its steps took one bit off."""
-    place = folder / f"{run.name}-{digest(run)}"
-    place.mkdir(parents=True, exist_ok=True)
 
     def scores(step):
         bits = end + math.log2(run.train.steps / step)
         return {"bits_per_byte": bits, "loss": bits * math.log(2), "perplexity": 2**bits}
 
-    rows = [{"kind": "eval", "step": i, "split": "validation", **scores(i)} for i in range(1, run.train.steps + 1)]
-    (place / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (place / RECORD).write_text(json.dumps({"fingerprint": text}))
+    course = {step: scores(step) for step in range(1, run.train.steps + 1)}
     last = {**scores(run.train.steps), "accuracy": 0.5, "bits_per_byte_se": 0.01, "sequences": 101}
-    about = {"seconds": 120.0, "parameters": 10, "command": "", "environment": {"device": "cpu"}}
-    both = dict.fromkeys(run.train.evaluate, last)
-    return Result(name=run.name, digest=digest(run), steps=run.train.steps, scores=both, folder=place, **about)
+    return finished(run, folder, dict.fromkeys(run.train.evaluate, last), {"validation": course}, text=text)
 
 
 @pytest.fixture

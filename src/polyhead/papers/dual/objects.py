@@ -6,7 +6,7 @@ from dataclasses import replace
 from polyhead.analysis.claims import Verdict
 from polyhead.config import Learned, Run
 from polyhead.papers.dual import shared
-from polyhead.papers.dual.models import BY_PLACE, DUAL
+from polyhead.papers.dual.models import BY_PLACE, DUAL, Relations
 from polyhead.papers.dual.shared import ASYMMETRIC, COMPARED, better, operators
 from polyhead.papers.figure import Figure
 from polyhead.papers.outcome import SEED_CAPTION, Cells, Draw, FigureOutcome, Picture, is_complete_grid, score_table
@@ -58,11 +58,7 @@ def order(scale: str = "small") -> tuple[Run, ...]:
     polyhead reproduce order.  Paper (Abstractors): 64 objects, half of the ordered pairs in training, 35 % in the test;
     it shows a plot.
     """
-    shape = _objects(scale)
-    points: list[shared.Point] = []
-    for seed in range(shape.seeds):
-        points.append((PairwiseOrder(split_seed=seed), shape, "order", seed))
-    return shared.compared(points, COMPARED, ASYMMETRIC)
+    return _classified(scale, "order", PairwiseOrder, ASYMMETRIC)
 
 
 def set_cards(scale: str = "small") -> tuple[Run, ...]:
@@ -71,19 +67,20 @@ def set_cards(scale: str = "small") -> tuple[Run, ...]:
     polyhead reproduce set.  Paper (Abstractors): a plot of models trained on embeddings of card images; here a card is
     given by its attributes.
     """
-    shape = _objects(scale)
+    return _classified(scale, "set", SetCards, BY_PLACE)
+
+
+def _classified(
+    scale: str, name: str, kind: type[PairwiseOrder] | type[SetCards], relations: Relations
+) -> tuple[Run, ...]:
+    """The runs of models that classify objects, with a split of its own for each seed."""
+    shape = size(OBJECTS, scale)
+    if scale != "paper":
+        shape = replace(shape, steps=max(shape.steps // 2, 1), heads=2, head_dim=shape.dim // 2)
     points: list[shared.Point] = []
     for seed in range(shape.seeds):
-        points.append((SetCards(split_seed=seed), shape, "set", seed))
-    return shared.compared(points, COMPARED, BY_PLACE)
-
-
-def _objects(scale: str) -> Scale:
-    """The size of models that classify objects."""
-    shape = size(OBJECTS, scale)
-    if scale == "paper":
-        return shape
-    return replace(shape, steps=max(shape.steps // 2, 1), heads=2, head_dim=shape.dim // 2)
+        points.append((kind(split_seed=seed), shape, name, seed))
+    return shared.compared(points, COMPARED, relations)
 
 
 def sorting_dual() -> Run:

@@ -89,14 +89,9 @@ def orders(scores: Table, validation: Table) -> list[Verdict]:
     if scores.empty:
         return []
 
-    def validation_score(rate: float, order: str) -> float:
-        mean = validation.loc[rate, order].mean
-        return math.inf if math.isnan(mean) else mean  # a diverged run is the last
-
-    best = {}
-    for order in ORDERS:
-        best_rate = min(scores.index, key=lambda rate, order=order: validation_score(rate, order))  # type: ignore[misc]
-        best[order] = scores.loc[best_rate, order]
+    # A diverged run is the last.
+    ranks = validation.loc[scores.index].map(lambda estimate: estimate.mean).astype(float).fillna(math.inf)
+    best = {order: scores.loc[ranks[order].idxmin(), order] for order in ORDERS}
     highest = max(scores.index)
     difference = scores.loc[highest, "post"] - scores.loc[highest, "pre"]
     return [
