@@ -185,8 +185,8 @@ def test_it_can_be_turned_off_and_small_calls_compile_nothing(place, monkeypatch
 
 # ------------------------------------------------------------------------------------------------------- the self-check
 def test_every_op_is_checked():
-    assert sorted(op for its in CHECKS.values() for op, _ in its) == sorted(OPS_WITH_NATIVE)
-    assert all(source == native.source_of(op) for source, its in CHECKS.items() for op, _ in its)
+    assert sorted(check.op for its in CHECKS.values() for check in its) == sorted(OPS_WITH_NATIVE)
+    assert all(source == native.source_of(check.op) for source, its in CHECKS.items() for check in its)
 
 
 def stub(place):

@@ -1,15 +1,34 @@
-"""The op `abstractor_attention`: its signature and its implementations."""
+"""Relational cross-attention of the Abstractor: attention whose values are symbols.
+
+    out_ih = sum_j act(s_ij)_h symbols_jh,      s_hij = q_ih . k_jh / sqrt(d) + bias_hij
+
+With the softmax as `act`, the inner products select a symbol; with a pointwise activation they are the relations.
+Altabaa, Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
+"""
 
 from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.ops.abstractor import sdpa
-from polyhead.ops.abstractor.reference import code, reference
 from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
 from polyhead.ops.dispatch import Op, run
+from polyhead.ops.latent_code import drop, products, relate, retrieve, with_bias
 from polyhead.ops.tiling import tiled
 from polyhead.spec import mechanism
 from polyhead.spec.shapes import shaped
+
+
+def code(call: AttentionCall) -> Tensor:
+    """act(s) of all pairs (b h t s); 0 for masked pairs."""
+    scores, visible = with_bias(products(call), call.bias, call.visible())
+    a = relate(scores, call.act, visible).to(call.q.dtype)
+    return a if visible is None else a.masked_fill(~visible, 0)
+
+
+def reference(call: AttentionCall) -> Tensor:
+    """The equation, literally."""
+    return retrieve(drop(code(call), call.keep), call.symbols)
+
 
 ABSTRACTOR = Op(
     row=mechanism("abstractor_attention"),
@@ -39,9 +58,7 @@ def abstractor_attention(
 
     symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); act: spec.RELATION_ACTS, applied to
     the scores with their bias; only softmax normalises. A masked pair counts 0; a query without a visible key gets
-    exactly 0. `window`: only keys less than `window` positions away; the last query is aligned with the last key.
-    `cu_seqlens`: the single sample is several packed sequences, masked from one another. Raises ValueError if an
-    explicit impl cannot take the inputs. Altabaa et al. 2024.
+    exactly 0. `window`, `cu_seqlens` and errors are those of `softmax_attention`. Altabaa et al. 2024.
 
     >>> abstractor_attention(q, k, symbols, causal=True, act="sigmoid")      # (b t h e)
     """

@@ -2,9 +2,9 @@
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.kernel import unsupported_by_fused_attention
-from polyhead.ops.torch_kernels import MIN_BIASED_PAIRS, fused_attention
+from polyhead.ops.softmax.sdpa import forward, preferred
 
-forward = fused_attention
+__all__ = ["forward", "preferred", "unsupported_reason"]
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -14,8 +14,3 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     if call.symbols.ndim == 3:
         return "takes symbols by key only"
     return unsupported_by_fused_attention(call)
-
-
-def preferred(call: AttentionCall) -> bool:
-    """Whether they were measured to be no slower than the reference: as for softmax attention."""
-    return call.bias is None or call.q.shape[1] * call.k.shape[1] >= MIN_BIASED_PAIRS

@@ -57,9 +57,8 @@ def disentangled_attention(
 
     symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act: spec.RELATION_ACTS, a
     softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies the product. A query
-    without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
-    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
-    Raises ValueError if an explicit impl cannot take the inputs. Altabaa and Lafferty 2024, an earlier draft.
+    without a visible key gets exactly 0. `window`, `cu_seqlens` and errors are those of `softmax_attention`. Altabaa
+    and Lafferty 2024, an earlier draft.
 
     >>> disentangled_attention(q, k, q_rel, k_rel, symbols, causal=True)      # (b t h e)
     """

@@ -8,7 +8,7 @@ from polyhead.ops.dispatch import Op, run
 from polyhead.ops.hyla import native, triton
 from polyhead.ops.hyla.reference import recompute, reference
 from polyhead.ops.kernel import Kernel
-from polyhead.ops.native.check import register_op_check
+from polyhead.ops.native.check import OpCheck, register_op_check
 from polyhead.ops.tiling import tiled
 from polyhead.spec import mechanism
 from polyhead.spec.shapes import shaped
@@ -72,9 +72,8 @@ def hyla(
 
     normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS);
     value_weight: [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use. A
-    query without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
-    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
-    Raises ValueError if an explicit impl cannot take the inputs. Schug et al., eq. 6; eq. 10 with value_weight.
+    query without a visible key gets exactly 0. `window`, `cu_seqlens` and errors are those of `softmax_attention`.
+    Schug et al., eq. 6; eq. 10 with value_weight.
 
     >>> hyla(q, k, v, causal=True)      # (b t h e)
     """
@@ -84,4 +83,4 @@ def hyla(
     return run(HYLA, call)
 
 
-register_op_check("hyla", "hyla", NATIVE.forward, reference, native.examples)
+register_op_check("hyla", OpCheck("hyla", NATIVE.forward, reference, native.examples))

@@ -41,10 +41,8 @@ def linear_attention(
     """Linear attention, `out = (q k^T / sqrt(d) + bias) act(v)` per head: no feature map, no division.
 
     normalise: how scores become the code (spec.NORMALISE); act: activation of the values (spec.ACTS). Time and memory
-    are O(t) if the scores have at most a key mask. A query without a visible key gets exactly 0. `window`: only keys
-    less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`: the single sample is
-    several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot take the inputs.
-    Schug et al., eq. 3 without the softmax.
+    are O(t) if the scores have at most a key mask. A query without a visible key gets exactly 0. `window`, `cu_seqlens`
+    and errors are those of `softmax_attention`. Schug et al., eq. 3 without the softmax.
 
     >>> linear_attention(q, k, v, causal=True)      # (b t h e)
     """

@@ -23,6 +23,9 @@ from polyhead.ops.tiles import visible_ranges
 LANES = 16
 """Rows (queries or keys) that native code processes at once, one per SIMD lane."""
 
+FEW_QUERIES = 8
+"""Fewer queries fill less than half of the lanes."""
+
 FORWARD, BACKWARD, ONE_QUERY = range(3)
 """The pass to compute; the same numbers as in native/pairs.h."""
 

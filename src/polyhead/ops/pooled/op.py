@@ -122,9 +122,7 @@ def pooled_attention(
 
     normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS). `keep`
     multiplies the code at every use; a dropped pair is still pooled. A query without a visible key gets exactly 0.
-    `window`: only keys less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`:
-    the single sample is several packed sequences, masked from one another. Raises ValueError if an explicit impl cannot
-    take the inputs. Schug et al., section 7, in words.
+    `window`, `cu_seqlens` and errors are those of `softmax_attention`. Schug et al., section 7, in words.
 
     >>> pooled_attention(q, k, v, causal=True)      # (b t h e)
     """

@@ -12,10 +12,13 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.kernel import Outputs, unsupported_by_kernels
 from polyhead.ops.native import library
-from polyhead.ops.native.structs import LANES
+from polyhead.ops.native.structs import FEW_QUERIES
 
 MIN_PAIRS = 1 << 16
 """Pairs b t s from which on native code is no slower than the reference, tiles and PyTorch's kernels."""
+
+MIN_PAIRS_FEW_QUERIES, MIN_SAMPLES = 1 << 10, 8
+"""The same for fewer than FEW_QUERIES queries, in a batch of at least MIN_SAMPLES."""
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -30,8 +33,9 @@ def is_preferred(call: AttentionCall) -> bool:
     if call.q.device.type != "cpu":
         return False
     b, (t, s) = call.q.shape[0], call.lengths
-    fills_lanes = 2 * t >= LANES
-    return fills_lanes and b * t * s >= MIN_PAIRS
+    if t >= FEW_QUERIES:
+        return b * t * s >= MIN_PAIRS
+    return b >= MIN_SAMPLES and b * t * s >= MIN_PAIRS_FEW_QUERIES
 
 
 def combine(call: AttentionCall, outputs: Outputs) -> Tensor:

@@ -8,7 +8,7 @@ from polyhead.ops.dispatch import Op, run
 from polyhead.ops.kernel import Kernel
 from polyhead.ops.latent_code import retrieved_and_related
 from polyhead.ops.native import attention
-from polyhead.ops.native.check import register_op_check
+from polyhead.ops.native.check import OpCheck, register_op_check
 from polyhead.ops.relational import native, sdpa
 from polyhead.ops.relational.reference import reference
 from polyhead.ops.tiling import tiled
@@ -59,9 +59,8 @@ def relational_attention(
 
     symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act: spec.RELATION_ACTS, a
     softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies the code at both uses. A
-    query without a visible key gets exactly 0. `window`: only keys less than `window` positions away; the last query is
-    aligned with the last key. `cu_seqlens`: the single sample is several packed sequences, masked from one another.
-    Raises ValueError if an explicit impl cannot take the inputs. Altabaa and Lafferty 2024.
+    query without a visible key gets exactly 0. `window`, `cu_seqlens` and errors are those of `softmax_attention`.
+    Altabaa and Lafferty 2024.
 
     >>> relational_attention(q, k, q_rel, k_rel, symbols, relation_weight, causal=True)      # (b t h e)
     """
@@ -72,4 +71,4 @@ def relational_attention(
     return run(RELATIONAL, call)
 
 
-register_op_check("attention", "relational", NATIVE.forward, reference, native.examples)
+register_op_check("attention", OpCheck("relational", NATIVE.forward, reference, native.examples))

@@ -9,7 +9,7 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.kernel import Outputs, unsupported_by_kernels
 from polyhead.ops.native import library
-from polyhead.ops.native.structs import LANES
+from polyhead.ops.native.structs import FEW_QUERIES
 from polyhead.ops.softmax.reference import reference, unsupported_extras
 
 MIN_PAIRS = 1 << 16
@@ -34,8 +34,7 @@ def is_preferred(call: AttentionCall) -> bool:
     has_limits = call.bias is not None or (call.causal and t >= 128)
     if not is_narrow and not (width <= 64 and has_limits):
         return False
-    fills_lanes = 2 * t >= LANES
-    return fills_lanes and call.q.shape[0] * t * s >= MIN_PAIRS
+    return t >= FEW_QUERIES and call.q.shape[0] * t * s >= MIN_PAIRS
 
 
 def combine(call: AttentionCall, outputs: Outputs) -> Tensor:

@@ -7,7 +7,7 @@ from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.kernel import Kernel
 from polyhead.ops.native import attention
-from polyhead.ops.native.check import register_op_check
+from polyhead.ops.native.check import OpCheck, register_op_check
 from polyhead.ops.softmax import native, sdpa
 from polyhead.ops.softmax.reference import reference
 from polyhead.ops.tiling import tiled
@@ -70,4 +70,4 @@ def softmax_attention(
     return run(SOFTMAX, call)
 
 
-register_op_check("attention", "softmax", NATIVE.forward, reference, native.examples)
+register_op_check("attention", OpCheck("softmax", NATIVE.forward, reference, native.examples))

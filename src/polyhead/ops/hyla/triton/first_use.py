@@ -17,7 +17,7 @@ from torch import Tensor
 
 from polyhead.ops.call import TENSORS, AttentionCall
 from polyhead.ops.hyla.reference import recompute
-from polyhead.ops.kernel import Gradients, Outputs
+from polyhead.ops.kernel import Gradients, Outputs, empty_output
 from polyhead.ops.tiling import gradients_by_tiles, outputs_by_tiles
 
 Result = TypeVar("Result")
@@ -45,14 +45,10 @@ def checked_forward(launch: Forward, call: AttentionCall) -> Outputs:
         exact = {"the output": recompute(in_float64(part))[0]}
         return worst_difference(output, plain, exact, call.q.dtype)
 
-    reason = verdict("forward", call, check)
-    if reason is None:
-        outputs = _attempt(lambda: launch(call))
-        if not isinstance(outputs, str):
-            return outputs
-        reason = _report("forward", call, outputs)
-    _raise_if_explicit(call, reason)
-    return outputs_by_tiles(recompute, call, [call.q.new_empty(*call.q.shape[:3], call.v.shape[-1])])
+    def by_tiles() -> Outputs:
+        return outputs_by_tiles(recompute, call, empty_output(call))
+
+    return _launch_or_tiles("forward", call, lambda: launch(call), check, by_tiles)
 
 
 def checked_backward(launch: Backward, call: AttentionCall, grad_outputs: Outputs) -> Gradients:
@@ -60,22 +56,35 @@ def checked_backward(launch: Backward, call: AttentionCall, grad_outputs: Output
 
     def check() -> str | None:
         part = first_rows(call)
-        cotangent = waves(part.q.new_empty(*part.q.shape[:3], part.v.shape[-1]))
+        cotangent = waves(empty_output(part)[0])
         gradients = launch(part, [cotangent])
         plain = gradients_by_tiles(recompute, part, [cotangent])
         exact = gradients_by_tiles(recompute, in_float64(part), [cotangent.double()])
         return worst_difference(gradients, plain, exact, call.q.dtype)
 
-    reason = VERDICTS.get(configuration("forward", call))
+    def by_tiles() -> Gradients:
+        return gradients_by_tiles(recompute, call, grad_outputs)
+
+    return _launch_or_tiles("backward", call, lambda: launch(call, grad_outputs), check, by_tiles)
+
+
+def _launch_or_tiles(
+    pass_: str,
+    call: AttentionCall,
+    launch: Callable[[], Result],
+    check: Callable[[], str | None],
+    by_tiles: Callable[[], Result],
+) -> Result:
+    """The result of the kernels, or of tiles where they are wrong.  A wrong forward pass rules out both passes."""
+    reason = VERDICTS.get(configuration("forward", call)) or verdict(pass_, call, check)
     if reason is None:
-        reason = verdict("backward", call, check)
-    if reason is None:
-        gradients = _attempt(lambda: launch(call, grad_outputs))
-        if not isinstance(gradients, str):
-            return gradients
-        reason = _report("backward", call, gradients)
-    _raise_if_explicit(call, reason)
-    return gradients_by_tiles(recompute, call, grad_outputs)
+        result = _attempt(launch)
+        if not isinstance(result, str):
+            return result
+        reason = _report(pass_, call, result)
+    if call.impl != "auto":
+        raise RuntimeError(f"hyla: impl 'triton' {reason}; use impl='auto' or 'reference'")
+    return by_tiles()
 
 
 def verdict(pass_: str, call: AttentionCall, check: Callable[[], str | None]) -> str | None:
@@ -98,11 +107,6 @@ def _report(pass_: str, call: AttentionCall, reason: str) -> str:
         warning = f"hyla: impl 'triton' {reason}; tiles of the reference compute it instead"
         warnings.warn(warning, RuntimeWarning, stacklevel=2)
     return reason
-
-
-def _raise_if_explicit(call: AttentionCall, reason: str) -> None:
-    if call.impl != "auto":
-        raise RuntimeError(f"hyla: impl 'triton' {reason}; use impl='auto' or 'reference'")
 
 
 def worst_difference(

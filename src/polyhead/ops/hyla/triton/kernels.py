@@ -31,7 +31,6 @@ from polyhead.ops.hyla.triton.gradients import hyla_keys, hyla_queries
 from polyhead.ops.hyla.triton.tiles import (
     SMALLEST,
     Block,
-    Launch,
     RuntimeMasks,
     Sight,
     block,
@@ -189,13 +188,14 @@ class HylaKernelCall:
         size: TileSettings,
         extra_tensors: tuple[Tensor, ...],
         settings: tuple[Any, ...],
-    ) -> Launch:
-        """A launch of a kernel that takes `extra_tensors`, with their strides, and further `settings`."""
+    ) -> None:
+        """Launch a kernel that takes `extra_tensors`, with their strides, and further `settings`."""
         tensors = self.q, self.k, self.v, self.bias, *extra_tensors
         row_tensors = self.q, self.k, self.v, *extra_tensors
         first = tensors, tuple(map(strides, row_tensors)), self.q.shape[1], self.k.shape[1]
         args = *first, (pair(self.scale), self.limits, *settings), self.config(size)
-        return Launch(kernel, grid, args, size.warps, size.stages)
+        if all(grid):
+            kernel[grid](*args, num_warps=size.warps, num_stages=size.stages)
 
     def pieces(self) -> Iterator[slice]:
         """The width of the values, cut into what one program can hold."""
@@ -266,7 +266,7 @@ def forward(problem: HylaKernelCall) -> Tensor:
     parts = torch.empty(shares, b, t, h, e, dtype=dtype, device=q.device)
     for piece in problem.pieces():
         part, out = replace(problem, v=v[..., piece]), parts.flatten(0, 1)[..., piece]
-        part.launch(hyla_forward, (programs, shares), size, (out,), (share,))()
+        part.launch(hyla_forward, (programs, shares), size, (out,), (share,))
     if shares == 1:
         return parts.squeeze_(0)  # not a view: autograd forbids writing to a view that a custom op returns
     return parts.sum(0).to(q.dtype)
@@ -322,7 +322,7 @@ def query_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tens
     size, b, (dq, dbias) = tile("queries", problem), problem.q.shape[0], grads
     tiles = triton.cdiv(problem.q.shape[1], size.queries)
     if dbias is None:
-        problem.launch(hyla_queries, (tiles * b,), size, (dout, dq), (0, tiles * size.queries, None))()
+        problem.launch(hyla_queries, (tiles * b,), size, (dout, dq), (0, tiles * size.queries, None))
         return
     # Each program writes its own row of partial sums, which are then added: no atomic addition, the same result twice.
     tiles_per_launch = max(1, min(tiles, PARTIAL // max(1, b * dbias.numel())))
@@ -330,11 +330,11 @@ def query_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tens
         count = min(tiles_per_launch, tiles - first)
         partial = dbias.new_zeros(count * b, *dbias.shape)
         settings = first * size.queries, count * size.queries, partial
-        problem.launch(hyla_queries, (count * b,), size, (dout, dq), settings)()
+        problem.launch(hyla_queries, (count * b,), size, (dout, dq), settings)
         dbias += partial.sum(0)
 
 
 def key_grads(problem: HylaKernelCall, dout: Tensor, grads: tuple[Tensor, Tensor]) -> None:
     """Write the gradients of k and v, for every query head."""
     size, (b, s) = tile("keys", problem), problem.k.shape[:2]
-    problem.launch(hyla_keys, (triton.cdiv(s, size.keys) * b,), size, (dout, *grads), ())()
+    problem.launch(hyla_keys, (triton.cdiv(s, size.keys) * b,), size, (dout, *grads), ())

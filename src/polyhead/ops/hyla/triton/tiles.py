@@ -1,5 +1,5 @@
 # mypy: disallow-untyped-defs=False
-"""Building blocks of the Triton kernels: tiles of (b n h d) tensors, products, masks, launches.
+"""Building blocks of the Triton kernels: tiles of (b n h d) tensors, products, masks.
 
 This file imports triton, so it is imported only where a kernel is about to run.
 
@@ -157,22 +157,6 @@ def rowwise(x: Tensor) -> Tensor:
     if fits:
         return x
     return x.contiguous()
-
-
-# ------------------------------------------------------------------------------------------------------------- launches
-@dataclass(frozen=True)
-class Launch:
-    """A kernel with all its launch arguments."""
-
-    kernel: Any
-    grid: tuple[int, ...]
-    args: tuple[Any, ...]  # the last is compiled in
-    warps: int
-    stages: int
-
-    def __call__(self) -> None:
-        if all(self.grid):
-            self.kernel[self.grid](*self.args, num_warps=self.warps, num_stages=self.stages)
 
 
 # ------------------------------------------------------------------------------------------------------- inside kernels
