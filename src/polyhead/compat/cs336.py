@@ -10,7 +10,7 @@ attention is causal; the output table is not tied to the input table.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float, Int
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from polyhead.compat.mapping import TensorMapping, check_functions, fill, of_linear, tensor_of, uncompiled
 from polyhead.config import Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig
-from polyhead.layers.device import Device
+from polyhead.layers.device import Device, Placement
 from polyhead.layers.feedforward import swiglu_width
 from polyhead.models.transformer import Transformer
 from polyhead.ops import textbook
@@ -272,15 +272,13 @@ class TransformerBlock(nn.Module):
         d_ff: int,
         max_seq_len: int | None = None,
         theta: float | None = None,
-        *,
-        device: Device = None,
-        dtype: Dtype = None,
+        **placement: Unpack[Placement],
     ) -> None:
         super().__init__()
-        self.attn = MultiHeadSelfAttention(d_model, num_heads, max_seq_len, theta, device, dtype)
-        self.ffn = SwiGLU(d_model, d_ff, device, dtype)
-        self.ln1 = RMSNorm(d_model, device=device, dtype=dtype)
-        self.ln2 = RMSNorm(d_model, device=device, dtype=dtype)
+        self.attn = MultiHeadSelfAttention(d_model, num_heads, max_seq_len, theta, **placement)
+        self.ffn = SwiGLU(d_model, d_ff, **placement)
+        self.ln1 = RMSNorm(d_model, **placement)
+        self.ln2 = RMSNorm(d_model, **placement)
 
     def forward(
         self, x: Float[Tensor, "... t m"], token_positions: Int[Tensor, "... t"] | None = None
@@ -301,20 +299,17 @@ class TransformerLM(nn.Module):
         num_heads: int,
         d_ff: int,
         rope_theta: float = 1e4,
-        *,
-        device: Device = None,
-        dtype: Dtype = None,
+        **placement: Unpack[Placement],
     ) -> None:
         super().__init__()
         self.context_length = context_length
-        self.token_embeddings = Embedding(vocab_size, d_model, device, dtype)
+        self.token_embeddings = Embedding(vocab_size, d_model, **placement)
         self.layers = nn.ModuleList()
         for _ in range(num_layers):
-            self.layers.append(
-                TransformerBlock(d_model, num_heads, d_ff, context_length, rope_theta, device=device, dtype=dtype)
-            )
-        self.ln_final = RMSNorm(d_model, device=device, dtype=dtype)
-        self.lm_head = Linear(d_model, vocab_size, device, dtype)
+            block = TransformerBlock(d_model, num_heads, d_ff, context_length, rope_theta, **placement)
+            self.layers.append(block)
+        self.ln_final = RMSNorm(d_model, **placement)
+        self.lm_head = Linear(d_model, vocab_size, **placement)
 
     def forward(self, in_indices: Int[Tensor, "... t"]) -> Float[Tensor, "... t c"]:
         x = self.token_embeddings(in_indices)

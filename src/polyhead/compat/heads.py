@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.config.mechanisms import check_shared
 from polyhead.layers.call import no_script
-from polyhead.layers.device import Device
+from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import compiled, is_own
 from polyhead.layers.heads.groups import build
 from polyhead.layers.symbols import build_symbols
@@ -37,8 +37,7 @@ class Groups(nn.Module):
         bias: bool,
         max_length: int,
         causal: bool = False,
-        device: Device = None,
-        dtype: torch.dtype | None = None,
+        **placement: Unpack[Placement],
     ) -> None:
         """Build the groups for a model of this width, and each distinct source of symbols once."""
         total = sum(mechanism.heads for mechanism in heads)
@@ -46,7 +45,7 @@ class Groups(nn.Module):
         for mechanism in heads:
             if isinstance(mechanism, config.Softmax) and mechanism.gate:
                 raise ValueError(f"{layer}: Softmax must have no gate here; use ph.MultiHeadAttention")
-            groups.append(build(mechanism, width, total, bias=bias, max_length=max_length, device=device, dtype=dtype))
+            groups.append(build(mechanism, width, total, bias=bias, max_length=max_length, **placement))
         self.groups = nn.ModuleList(groups)
         self.shared = [mechanism.share for mechanism in heads]
         self.sizes = [group.sizes for group in groups]
@@ -64,7 +63,7 @@ class Groups(nn.Module):
             source = getattr(mechanism, "symbols", None)
             if source is not None and source not in distinct:
                 distinct.append(source)
-                module = build_symbols(source, width, causal=causal, max_length=max_length, device=device, dtype=dtype)
+                module = build_symbols(source, width, causal=causal, max_length=max_length, **placement)
                 self.symbols.append(module)
             self.source_of.append(None if source is None else distinct.index(source))
 

@@ -14,7 +14,7 @@ appends relation keys to the keys; so any cache of transformers stores them.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from jaxtyping import Float
@@ -26,6 +26,7 @@ from polyhead.compat.heads import Groups, added
 from polyhead.compat.huggingface.base import CACHE_NAME
 from polyhead.compat.huggingface.taps import EAGER, REFUSED, flat, is_causal_without_mask, masks
 from polyhead.layers.call import LayerLimits, drawn_keep
+from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.layers.projection import by_offset
@@ -92,26 +93,12 @@ class Heads(Groups):
     """The head groups of one layer of a foreign model, with their own parameters and the layer's own symbols."""
 
     def __init__(
-        self,
-        mechanisms: Sequence[config.Mechanism],
-        sizes: LayerSizes,
-        *,
-        device: torch.device | None = None,
-        dtype: torch.dtype | None = None,
+        self, mechanisms: Sequence[config.Mechanism], sizes: LayerSizes, **placement: Unpack[Placement]
     ) -> None:
         super().__init__()
-        pairs = fitted("heads", mechanisms, sizes)
-        self.width, self.slices = sizes.width, [slices for _, slices in pairs]
-        self.add_groups(
-            "heads",
-            tuple(mechanism for mechanism, _ in pairs),
-            sizes.width,
-            bias=sizes.bias,
-            max_length=sizes.max_length,
-            causal=True,
-            device=device,
-            dtype=dtype,
-        )
+        with_sizes, self.slices = zip(*fitted("heads", mechanisms, sizes), strict=True)
+        self.width, bias, length = sizes.width, sizes.bias, sizes.max_length
+        self.add_groups("heads", with_sizes, self.width, bias=bias, max_length=length, causal=True, **placement)
 
     @torch.no_grad()
     def begin(self, v_proj: nn.Module, *, maps: bool = False) -> None:

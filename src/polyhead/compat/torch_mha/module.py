@@ -22,7 +22,7 @@ from polyhead import config
 from polyhead.compat.foreign import check_mask, limits, visible
 from polyhead.compat.heads import Groups, Heads, added
 from polyhead.layers.call import LayerLimits, drawn_keep
-from polyhead.layers.device import Device
+from polyhead.layers.device import Device, Placement
 from polyhead.layers.heads.functions import asked, attended, coder
 from polyhead.layers.projection import Rows, by_offset, cut, widths_of
 from polyhead.ops.call import AttentionCall
@@ -98,14 +98,15 @@ class MultiheadAttention(Groups):
         # torch.fx, and feature extractors built on it, do not trace into modules of torch.nn, nor into this one.
         self.__module__ = nn.MultiheadAttention.__module__
 
-        self.add_groups(NAME, groups, embed_dim, bias=bias, max_length=max_length, device=device, dtype=dtype)
+        placement = Placement(device=device, dtype=dtype)
+        self.add_groups(NAME, groups, embed_dim, bias=bias, max_length=max_length, **placement)
         for group in groups:
             if isinstance(group, config.SymbolHeads) and (self.kdim, self.vdim) != (embed_dim, embed_dim):
                 widths = f"kdim, vdim = {embed_dim} but {self.kdim}, {self.vdim} came"
                 raise ValueError(f"{NAME}: {type(group).__name__} needs {widths}")
-        self._add_projections(bias, device, dtype)
+        self._add_projections(bias, placement)
 
-    def _add_projections(self, bias: bool, device: Device, dtype: torch.dtype | None) -> None:
+    def _add_projections(self, bias: bool, placement: Placement) -> None:
         """Create and initialise the projections in PyTorch's order, so that a seed gives the same weights."""
         widths = widths_of(self.sizes)
         shapes: dict[str, tuple[int, ...]] = {}
@@ -119,10 +120,10 @@ class MultiheadAttention(Groups):
         for name in (*SEPARATE, "in_proj_weight", "in_proj_bias"):
             parameter = None
             if name in shapes:
-                parameter = nn.Parameter(torch.empty(shapes[name], device=device, dtype=dtype))
+                parameter = nn.Parameter(torch.empty(shapes[name], **placement))
             self.register_parameter(name, parameter)
         output_width = sum(size.heads * size.value_dim for size in self.sizes)
-        self.out_proj = nn.Linear(output_width, self.embed_dim, bias=bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(output_width, self.embed_dim, bias=bias, **placement)
         self._reset_parameters()
 
     def _reset_parameters(self) -> None:
