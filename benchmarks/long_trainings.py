@@ -91,13 +91,13 @@ CHANGED_ROWS = {"parts": tuple(ABLATIONS), "settings": OTHERS, "width": WIDE}
 
 
 # ------------------------------------------------------------------------------------------------------------- training
-def training(row: str, seed: int, lr: float) -> Run:
+def training(row: str, seed: int) -> Run:
     """One run: the paper's network, a split of the seed's own, scores on 16,000 sequences a split."""
     variant = SETTINGS.get(row, Variant(row))
     task = FuzzyLogic(variables=4, terms=2, length=variant.length, held_out=0.7, split="covered", split_seed=seed)
     train = Train(
         steps=50_000,
-        lr=lr,
+        lr=CHOSEN_RATES[CHANGED.get(row, row)],
         weight_decay=variant.decay,
         evaluate=SPLITS,
         eval_batches=125,
@@ -131,7 +131,7 @@ def train(options: argparse.Namespace) -> None:
     if options.sraven:
         runs = tuple(pilot(row, seed) for row, seed in named)
     else:
-        runs = tuple(training(row, seed, CHOSEN_RATES[CHANGED.get(row, row)]) for row, seed in named)
+        runs = tuple(training(row, seed) for row, seed in named)
     if options.list:
         for run in runs:
             print(f"{run.name:20} {run.train.steps:6} steps")
@@ -148,7 +148,7 @@ def rows_by_digest() -> dict[str, str]:
     rows = {}
     for seed in SEEDS:
         for row in (*MODELS, *CHANGED):
-            rows[digest(training(row, seed, CHOSEN_RATES[CHANGED.get(row, row)]))] = row
+            rows[digest(training(row, seed))] = row
     for row, seed in itertools.product(MODELS, (0, *SEEDS)):
         rows[digest(pilot(row, seed))] = f"sraven-{row}"
     return rows
