@@ -84,7 +84,7 @@ class PairwiseOrder(Classification):
         check_draw(self, split, batch_size)
         draws = fork(generator, f"{self.name}/{split}")
         advance(generator)
-        pairs = _pairs_on_device(self, split, draws.device)
+        pairs = self.pairs_of(split).to(draws.device)
         objects = pairs[picks(len(pairs), batch_size, draws)]
         inputs = _vectors(self.objects, self.dim, self.split_seed, draws.device)[objects]
         return batch_of(inputs, objects[:, 0] < objects[:, 1], {"objects": objects})
@@ -123,11 +123,6 @@ def _pairs(objects: int, split: str, seed: int) -> dict[str, Tensor]:
             part = part[torch.randperm(len(part), generator=generator)]
         parts[name] = part
     return parts
-
-
-@functools.lru_cache(maxsize=16)
-def _pairs_on_device(task: PairwiseOrder, split: str, device: torch.device) -> Tensor:
-    return task.pairs_of(split).to(device)
 
 
 @functools.lru_cache(maxsize=16)

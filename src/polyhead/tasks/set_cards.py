@@ -83,7 +83,7 @@ class SetCards(Classification):
         check_draw(self, split, batch_size)
         draws = fork(generator, f"{self.name}/{split}")
         advance(generator)
-        cards = _cards_of_split(self, split, draws.device)  # (n 3 4)
+        cards = torch.tensor(CARDS)[self.triples(split)].to(draws.device)  # (n 3 4)
         rows = picks(len(cards), batch_size, draws)
         order = torch.tensor(ORDERS, device=draws.device)[picks(len(ORDERS), batch_size, draws)]
         drawn = cards[rows].take_along_dim(order[:, :, None], dim=1)
@@ -131,9 +131,3 @@ def _shuffled(seed: int) -> tuple[Tensor, Tensor]:
     triples = triples[torch.randperm(len(triples), generator=generator)]
     right = is_set(torch.tensor(CARDS)[triples])
     return triples[right], triples[~right][:SETS]
-
-
-@functools.lru_cache(maxsize=16)
-def _cards_of_split(task: SetCards, split: str, device: torch.device) -> Tensor:
-    """The triples of a split as attributes (n 3 4)."""
-    return torch.tensor(CARDS)[task.triples(split)].to(device)

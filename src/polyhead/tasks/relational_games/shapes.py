@@ -37,12 +37,6 @@ def masks(shapes: str, device: torch.device) -> Tensor:
     return cells.to(device)
 
 
-@functools.lru_cache(maxsize=8)
-def palette(device: torch.device) -> Tensor:
-    """The colours (n 3) in [0, 1]; the last is black, for colour -1."""
-    return (torch.tensor([*COLOURS, (0, 0, 0)], dtype=torch.float32) / 255).to(device)
-
-
 def count(shapes: str) -> int:
     """The number of shapes in a set."""
     return len(masks(shapes, torch.device("cpu"))) - 1
@@ -51,7 +45,8 @@ def count(shapes: str) -> int:
 def draw(shapes: str, shape: Tensor, colour: Tensor) -> Tensor:
     """Images (b 3 36 36) in [0, 1] of 3 x 3 cells from `shape` and `colour` (b 9), with -1 for an empty cell."""
     mask = masks(shapes, shape.device)[shape]  # (b 9 12 12)
-    cells = mask[:, :, None] * palette(shape.device)[colour][..., None, None]  # (b 9 3 12 12)
+    palette = (torch.tensor([*COLOURS, (0, 0, 0)], dtype=torch.float32) / 255).to(shape.device)  # the last for -1
+    cells = mask[:, :, None] * palette[colour][..., None, None]  # (b 9 3 12 12)
     rows = cells.unflatten(1, (3, 3)).permute(0, 3, 1, 4, 2, 5)  # (b 3 row 12 column 12)
     return rows.reshape(len(shape), 3, 3 * CELL, 3 * CELL)
 

@@ -15,7 +15,6 @@ generator draws only distinct ones; `distinct=True` requires them.  At 4 feature
 ambiguous by the code's definition (the paper's "negligible"), and 25 % by the text's.  `bayes` gives the best accuracy.
 """
 
-import functools
 import math
 
 import torch
@@ -179,7 +178,9 @@ def explanations(
     another, for all instances together.
     """
     b, m, s, r = possible.shape
-    slots_of_pick = _slots(task.features, task.grid, possible.device)
+    # The slots that each pick takes, as a bit mask over columns and slots.
+    columns = torch.arange(task.grid - 1, device=possible.device)
+    slots_of_pick = (2 ** (columns * m + _picks(m, task.grid - 1, possible.device))).sum(dim=1)
     if not task.permuted:
         every_pick = torch.arange(s, device=possible.device)
         possible = possible & (every_pick == straight(task, possible.device)[:, None])[..., None]
@@ -205,13 +206,6 @@ def _picks(features: int, columns: int, device: torch.device) -> Int[Tensor, "n 
     """All ways to pick one slot in each of `columns` columns, the last column fastest."""
     slots = torch.arange(features, device=device)
     return torch.cartesian_prod(*[slots] * columns).view(-1, columns)
-
-
-@functools.lru_cache(maxsize=16)
-def _slots(features: int, grid: int, device: torch.device) -> Tensor:
-    """The slots that each pick s takes, as a bit mask over columns and slots."""
-    columns = torch.arange(grid - 1, device=device)
-    return (2 ** (columns * features + _picks(features, grid - 1, device))).sum(dim=1)
 
 
 def hypotheses(

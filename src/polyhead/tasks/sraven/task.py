@@ -196,9 +196,8 @@ class Sraven(Task):
             self._replace_ambiguous((rules, order, panels), split, generator)
         advance(generator)
         targets = panels.flatten(1)
-        symbols = targets.clone()
-        symbols[:, -self.features :] = self.values  # the row of zeros hides the answer
-        inputs = F.embedding(symbols, _vectors(self.values, targets.device))
+        inputs = F.one_hot(targets, self.values).float()
+        inputs[:, -self.features :] = 0  # the answer is hidden
         scored = torch.zeros(targets.shape, dtype=torch.bool, device=targets.device)
         scored[:, -self.features :] = True
         latents = {
@@ -333,12 +332,6 @@ def _arrange(random: Tensor, items: int, size: int) -> Tensor:
     for i in range(size - 2, -1, -1):
         numbers[..., i + 1 :] += numbers[..., i + 1 :] >= numbers[..., i : i + 1]
     return numbers
-
-
-@functools.lru_cache(maxsize=64)
-def _vectors(values: int, device: torch.device) -> Tensor:
-    """One-hot vectors (values + 1, values); the last row is zero."""
-    return torch.eye(values + 1, values, dtype=torch.float32, device=device)
 
 
 # --------------------------------------------------------------------------------------------------------------- splits

@@ -260,7 +260,7 @@ def order(indices: np.ndarray, count: int, *, key: int) -> np.ndarray:
     the other, modulo n.  A result of `count` or more is permuted again until it is below `count`.
     """
     base = max(1, math.isqrt(max(0, count - 1)) + 1)
-    salts = _salts(key)
+    salts = [np.uint64(stream(key, "text/rounds", number)) for number in range(ROUNDS)]
     result = indices.astype(np.int64)
     outside = np.arange(len(result))
     while len(outside):
@@ -270,11 +270,6 @@ def order(indices: np.ndarray, count: int, *, key: int) -> np.ndarray:
         result[outside] = left * base + right
         outside = outside[result[outside] >= count]
     return result
-
-
-@functools.lru_cache(maxsize=64)
-def _salts(key: int) -> tuple[np.uint64, ...]:
-    return tuple(np.uint64(stream(key, "text/rounds", number)) for number in range(ROUNDS))
 
 
 def _mixed(values: np.ndarray, salt: np.uint64) -> np.ndarray:
