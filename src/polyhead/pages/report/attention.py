@@ -14,8 +14,8 @@ from polyhead.analysis.probe import draws
 from polyhead.analysis.relations import LayerLook, look, picture
 from polyhead.config import Batch, Task
 from polyhead.layers.taps import looking
-from polyhead.pages.report.runs import Entry, Progress, SeedGroup, in_order
-from polyhead.pages.report.section import Gallery, Section, number, slug
+from polyhead.pages.report.runs import Entry, SeedGroup, in_order
+from polyhead.pages.report.section import Draft, Section, number, slug
 from polyhead.train import load_model
 from polyhead.train.evaluation import predict
 
@@ -27,22 +27,17 @@ MAX_MATRICES = 16
 Panel = tuple[str, np.ndarray, Sequence[str], Sequence[str]]
 
 
-def attention_section(
-    groups: Sequence[SeedGroup],
-    gallery: Gallery,
-    progress: Progress,
-    notes: list[str],
-) -> Section | None:
-    """Figures of each mechanism; `notes` gets a line for each run of which none can be drawn."""
+def attention_section(groups: Sequence[SeedGroup], draft: Draft) -> Section | None:
+    """Figures of each mechanism; the notes get a line for each run of which none can be drawn."""
     section = Section("attention", "What do the heads attend to?")
     for group in groups:
         # The first of several seeds.
         for entry in group.finished[:1]:
-            progress(f"attention of {entry.folder.name}")
+            draft.tell(f"attention of {entry.folder.name}")
             try:
-                drawings = _drawings(entry, group.label, gallery)
+                drawings = _drawings(entry, group.label, draft)
             except (ValueError, OSError) as error:
-                notes.append(f"{entry.folder.name}: no attention maps ({' '.join(str(error).split())})")
+                draft.notes.append(f"{entry.folder.name}: no attention maps ({' '.join(str(error).split())})")
                 continue
             section.details.append((f"{group.label}, seed {entry.run.seed}", drawings))
             section.text = (
@@ -60,7 +55,7 @@ def _split(task: Task) -> str:
     return in_order(task.splits)[0]
 
 
-def _drawings(entry: Entry, label: str, gallery: Gallery) -> list:
+def _drawings(entry: Entry, label: str, draft: Draft) -> list:
     """The figures of the examples of one run: one for each layer and kind of matrix."""
     run, model = load_model(entry.folder)
     (batch,) = draws(run.task, _split(run.task), EXAMPLES, seed=run.seed, purpose="look")
@@ -87,7 +82,7 @@ def _drawings(entry: Entry, label: str, gallery: Gallery) -> list:
                     picture=image,
                 )
                 name = slug(label, entry.run.seed, "example", i + 1, layer.name, kind)
-                drawings.append(gallery.add(name, figure, title))
+                drawings.append(draft.add(name, figure, title))
     return drawings
 
 

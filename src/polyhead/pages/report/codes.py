@@ -18,8 +18,8 @@ from polyhead.analysis.probe import Row, cluster_rows, probe_model, query_codes
 from polyhead.analysis.swap import swap_codes
 from polyhead.config import Task, TransformerConfig
 from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
-from polyhead.pages.report.runs import Entry, Progress, SeedGroup, over_seeds
-from polyhead.pages.report.section import Gallery, Section, Table, cells_over_seeds, slug, with_error
+from polyhead.pages.report.runs import Entry, SeedGroup, over_seeds
+from polyhead.pages.report.section import Draft, Section, Table, cells_over_seeds, slug, with_error
 from polyhead.train import load_model
 
 Array = np.ndarray
@@ -68,16 +68,16 @@ class Analysis:
 
 
 # ------------------------------------------------------------------------------------------------------------ analyses
-def analyse(groups: Sequence[SeedGroup], progress: Progress, notes: list[str]) -> list[Analysis]:
-    """Analyse every finished run; `notes` gets a line for each that cannot be analysed."""
+def analyse(groups: Sequence[SeedGroup], draft: Draft) -> list[Analysis]:
+    """Analyse every finished run; the notes get a line for each that cannot be analysed."""
     analyses = []
     for group in groups:
         for entry in group.finished:
-            progress(f"codes of {entry.folder.name}: probes, maps, heads zeroed")
+            draft.tell(f"codes of {entry.folder.name}: probes, maps, heads zeroed")
             try:
                 analyses.append(_analyse_run(entry, group))
             except (ValueError, OSError) as error:
-                notes.append(f"{entry.folder.name}: no code maps and probes ({' '.join(str(error).split())})")
+                draft.notes.append(f"{entry.folder.name}: no code maps and probes ({' '.join(str(error).split())})")
     return analyses
 
 
@@ -121,7 +121,7 @@ def code_maps(model: nn.Module, task: Task, *, seed: int) -> tuple[list[CodeMap]
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
-def code_sections(analyses: Sequence[Analysis], gallery: Gallery) -> list[Section]:
+def code_sections(analyses: Sequence[Analysis], draft: Draft) -> list[Section]:
     """All sections on latent codes that the checkpoints allow."""
     if not analyses:
         return []
@@ -145,20 +145,20 @@ def code_sections(analyses: Sequence[Analysis], gallery: Gallery) -> list[Sectio
         note="Chance is the share among all pairs of sequences.",
     )
     sections = [
-        _over_layers(probes, analyses, "probes", "f1", "macro F1", gallery),
-        _over_layers(clusters, analyses, "clusters", "purity", "purity", gallery),
-        _heads_section(analyses, firsts, gallery),
+        _over_layers(probes, analyses, "probes", "f1", "macro F1", draft),
+        _over_layers(clusters, analyses, "clusters", "purity", "purity", draft),
+        _heads_section(analyses, firsts, draft),
     ]
     if any(analysis.swaps for analysis in analyses):
-        sections.append(_swaps_section(analyses, gallery))
+        sections.append(_swaps_section(analyses, draft))
     if any("rule" in code_map.labels for analysis in firsts.values() for code_map in analysis.maps):
-        sections.append(_rules_section(firsts, gallery))
+        sections.append(_rules_section(firsts, draft))
     explanation = (
         f"Each point is the code of the last token attending to itself, in one of {POINTS:,} sequences of unseen "
         f"combinations. Clusters that follow the {part} rather than the target mean that the code says what to compute."
     )
     sections.append(Section("maps", "Maps of the latent code", explanation))
-    sections[-1].details = map_details(firsts.values(), gallery)
+    sections[-1].details = map_details(firsts.values(), draft)
     return sections
 
 
@@ -168,7 +168,7 @@ def _over_layers(
     field_name: str,
     column: str,
     label: str,
-    gallery: Gallery,
+    draft: Draft,
 ) -> Section:
     """Fill the section with a number by layer and target: a panel for each target, and a table."""
     # Panel -> layer -> mechanism -> seed -> score; and what chance gives each network.
@@ -202,12 +202,12 @@ def _over_layers(
     if panels:
         figure = figures.lines(panels, x_label="layer", y_label=label, limits=(0.0, None))
         caption = f"{label[0].upper()}{label[1:]} by layer, mean over networks."
-        section.figures.append(gallery.add(section.anchor, figure, caption))
+        section.figures.append(draft.add(section.anchor, figure, caption))
         section.tables.append(table)
     return section
 
 
-def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], gallery: Gallery) -> Section:
+def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], draft: Draft) -> Section:
     """The fall of the score without each head: a matrix per mechanism, and a table of the strongest heads."""
     import pandas
 
@@ -243,7 +243,7 @@ def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], ga
         names = map(str, falls.index + 1), map(str, falls.columns + 1)
         panels.append((analysis.name, falls.to_numpy(float), *map(list, names)))
     figure = figures.heat(panels, label=f"fall of {metric}", columns=2)
-    section.figures.append(gallery.add("heads", figure, f"Fall of {metric} without each head (column) by layer (row)."))
+    section.figures.append(draft.add("heads", figure, f"Fall of {metric} without each head (column) by layer (row)."))
     return section
 
 
@@ -264,7 +264,7 @@ def _strongest(rows: Sequence[Row], metric: str) -> dict[str, tuple[float, float
     return numbers
 
 
-def _swaps_section(analyses: Sequence[Analysis], gallery: Gallery) -> Section:
+def _swaps_section(analyses: Sequence[Analysis], draft: Draft) -> Section:
     """The scores against the donor's function by code, and the protocol's test of the swap.
 
     The test: against the donor's function, the score with the donor's code is above that with a third sequence's;
@@ -300,11 +300,11 @@ def _swaps_section(analyses: Sequence[Analysis], gallery: Gallery) -> Section:
         for code in ("donor", "other"):
             measured[f"{mechanism} · {CODE_NAMES[code]} code"] = list(scores[code][mechanism].values())
     figure = figures.results(measured, score=f"{metric} against the donor's function")
-    section.figures.append(gallery.add("swaps", figure, f"{metric} against the donor's function, by code."))
+    section.figures.append(draft.add("swaps", figure, f"{metric} against the donor's function, by code."))
     return section
 
 
-def _rules_section(firsts: dict[str, Analysis], gallery: Gallery) -> Section:
+def _rules_section(firsts: dict[str, Analysis], draft: Draft) -> Section:
     """The similarity of the mean codes of rules, and these codes (Schug et al., figures 5E, A8)."""
     section = Section(
         "rules",
@@ -328,14 +328,14 @@ def _rules_section(firsts: dict[str, Analysis], gallery: Gallery) -> Section:
         matrices = figures.heat(similarities, label="cosine similarity", limits=(-1, 1), columns=2)
         averages = figures.heat(codes, label="latent code", columns=2)
         drawings = [
-            gallery.add(slug("rules", analysis.name), matrices, f"{analysis.name}: similarity of mean codes."),
-            gallery.add(slug("rule-codes", analysis.name), averages, f"{analysis.name}: mean code (row) of each rule."),
+            draft.add(slug("rules", analysis.name), matrices, f"{analysis.name}: similarity of mean codes."),
+            draft.add(slug("rule-codes", analysis.name), averages, f"{analysis.name}: mean code (row) of each rule."),
         ]
         section.details.append((analysis.name, drawings))
     return section
 
 
-def map_details(analyses: Iterable[Analysis], gallery: Gallery) -> list[tuple[str, list[Markup]]]:
+def map_details(analyses: Iterable[Analysis], draft: Draft) -> list[tuple[str, list[Markup]]]:
     """The t-SNE maps of each analysis: a panel for each layer and each label that colours it."""
     details = []
     for analysis in analyses:
@@ -352,5 +352,5 @@ def map_details(analyses: Iterable[Analysis], gallery: Gallery) -> list[tuple[st
         columns = 1 + len(analysis.maps[0].labels)
         figure = figures.code_maps(panels, columns=columns, names=names)
         caption = f"{analysis.name}: t-SNE of codes, by layer (row) and by what colours it (column)."
-        details.append((analysis.name, [gallery.add(slug("map", analysis.name), figure, caption)]))
+        details.append((analysis.name, [draft.add(slug("map", analysis.name), figure, caption)]))
     return details

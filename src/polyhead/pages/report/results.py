@@ -9,7 +9,7 @@ from polyhead.analysis import figures
 from polyhead.analysis.claims import SEEDS, Estimate, above, constant
 from polyhead.config import Task
 from polyhead.pages.report.runs import Entry, SeedGroup, different_settings, headline_split
-from polyhead.pages.report.section import Gallery, Section, Table, grouped_digits, networks, number, with_error
+from polyhead.pages.report.section import Draft, Section, Table, grouped_digits, networks, number, with_error
 from polyhead.tasks.task import Score
 
 METRICS = {"r2": "R²", "mse": "mean squared error"}
@@ -136,7 +136,7 @@ def _gains(results: Results, group: SeedGroup) -> Estimate:
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
-def results_section(results: Results, gallery: Gallery) -> Section:
+def results_section(results: Results, draft: Draft) -> Section:
     """A figure and a table of the scores, the verdicts on them, and the settings that differ."""
     section = Section("results", "Results")
     task, split = results.task, results.headline
@@ -160,7 +160,7 @@ def results_section(results: Results, gallery: Gallery) -> Section:
             score=f"{metric} on {task.split_name(split)}",
         )
         caption = f"Scores on {task.split_name(split)}: a dot per network, the mean with its standard error."
-        section.figures.append(gallery.add("results", figure, caption))
+        section.figures.append(draft.add("results", figure, caption))
     # The table has all runs, also those without a score on the headline's split.
     section.tables.append(score_table(results))
     verdicts = verdict_table(results)
@@ -176,7 +176,7 @@ def results_section(results: Results, gallery: Gallery) -> Section:
     return section
 
 
-def curves_section(results: Results, gallery: Gallery) -> Section | None:
+def curves_section(results: Results, draft: Draft) -> Section | None:
     """The loss and the scores during training; None if no run has rows."""
     task = results.task
     section = Section("curves", "Learning curves")
@@ -201,7 +201,7 @@ def curves_section(results: Results, gallery: Gallery) -> Section | None:
             caption = f"{y_label[0].upper()}{y_label[1:]} on {panel}"
         figure = figures.lines([(panel, series, levels)], x_label="optimiser step", y_label=y_label, log_y=log_y)
         caption += " by step, mean over networks."
-        section.figures.append(gallery.add(f"curves-{split or 'loss'}", figure, caption))
+        section.figures.append(draft.add(f"curves-{split or 'loss'}", figure, caption))
     if not section.figures:
         return None
     return section

@@ -8,7 +8,7 @@ import itertools
 import math
 import pathlib
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,6 @@ OPTIONS = ("normalise", "act", "value_depth", "relations", "relation_act", "symm
 # Splits by how informative their score is, best first. `*`: names of a user's own.
 SPLIT_ORDER = ("compositional", "novel", "*", "iid", "validation", "train")
 LARGEST_STEP = 2**53
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from polyhead.analysis.claims import Estimate
 from polyhead.pages.document import figure_as_svg
 from polyhead.pages.report.runs import over_seeds
 from polyhead.tasks.task import Score
+from polyhead.train.progress import wanted
 
 # The names of its columns, and its rows; the first cell of a row is its name.
 Table = tuple[list[str], list[list[str]]]
@@ -30,16 +32,23 @@ class Section:
     details: list[tuple[str, list[Markup]]] = field(default_factory=list)
 
 
-class Gallery:
-    """The figures of a report by name: each is drawn once, for the page and for files."""
+class Draft:
+    """A report while it is made: its figures by name, each drawn once for the page and for files, and its notes."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: bool) -> None:
         self.figures: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.has_progress = wanted(progress)
 
     def add(self, name: str, figure: Any, caption: str) -> Markup:
         """Keep a figure; returns its element in the page."""
         self.figures[name] = figure
         return figure_as_svg(figure, caption, name)
+
+    def tell(self, line: str) -> None:
+        """Print a line of progress."""
+        if self.has_progress:
+            print(f"report: {line}", file=sys.stderr, flush=True)
 
 
 def number(value: float | None, digits: int = 3) -> str:

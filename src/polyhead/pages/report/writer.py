@@ -8,7 +8,6 @@ checkpoints and task.
 import json
 import pathlib
 import shlex
-import sys
 from collections.abc import Iterable
 
 from polyhead.analysis import canvas
@@ -18,9 +17,8 @@ from polyhead.pages.report import results as parts, runs
 from polyhead.pages.report.attention import attention_section
 from polyhead.pages.report.codes import analyse, code_sections
 from polyhead.pages.report.results import Results, curves_section, results_section
-from polyhead.pages.report.runs import Entry, Progress
-from polyhead.pages.report.section import Gallery, Section
-from polyhead.train.progress import wanted
+from polyhead.pages.report.runs import Entry
+from polyhead.pages.report.section import Draft, Section
 from polyhead.train.store.files import check_folder, check_place
 
 SEQUENCES = 2000  # per split, for baselines
@@ -29,7 +27,7 @@ Folders = Iterable[str | pathlib.Path]
 
 def page(folders: Folders, *, title: str | None = None, progress: bool = True) -> HtmlPage:
     """The report on run `folders`, which a notebook shows by itself; options as in `write`."""
-    return _build(folders, title, _speaker(progress))[0]
+    return _build(folders, title, Draft(progress))
 
 
 def write(
@@ -53,25 +51,17 @@ def write(
     check_place("report", path)
     if static is not None:
         check_folder("report", pathlib.Path(static))
-    speak = _speaker(progress)
-    content, gallery = _build(folders, title, speak)
+    draft = Draft(progress)
+    content = _build(folders, title, draft)
     content.save(path, "report")
-    speak(f"{path} ({len(content.text) / 1e6:.1f} MB)")
+    draft.tell(f"{path} ({len(content.text) / 1e6:.1f} MB)")
     if static is not None:
-        for name, figure in gallery.figures.items():
+        for name, figure in draft.figures.items():
             canvas.save(figure, pathlib.Path(static, f"{name}.png"), pathlib.Path(static, f"{name}.svg"))
     return path
 
 
 # ------------------------------------------------------------------------------------------------------------ contents
-def _speaker(progress: bool) -> Progress:
-    def speak(line: str) -> None:
-        if wanted(progress):
-            print(f"report: {line}", file=sys.stderr, flush=True)
-
-    return speak
-
-
 def _results(folders: Folders) -> Results:
     """The runs with their baselines."""
     entries = runs.read(folders)
@@ -91,17 +81,16 @@ def _results(folders: Folders) -> Results:
     return Results(groups, splits, baselines, notes)
 
 
-def _build(folders: Folders, title: str | None, progress: Progress) -> tuple[HtmlPage, Gallery]:
-    """The page and its figures."""
+def _build(folders: Folders, title: str | None, draft: Draft) -> HtmlPage:
+    """The page; `draft` gets its figures."""
     canvas.blank(1.0, 1.0)  # before the work: is matplotlib installed?
-    gallery = Gallery()
-    progress("runs and baselines")
+    draft.tell("runs and baselines")
     results = _results(folders)
-    notes = list(results.notes)
+    draft.notes += results.notes
     # In the order of the page; a section that the runs do not allow is None.
-    sections: list[Section | None] = [results_section(results, gallery), curves_section(results, gallery)]
-    sections.append(attention_section(results.groups, gallery, progress, notes))
-    sections += code_sections(analyse(results.groups, progress, notes), gallery)
+    sections: list[Section | None] = [results_section(results, draft), curves_section(results, draft)]
+    sections.append(attention_section(results.groups, draft))
+    sections += code_sections(analyse(results.groups, draft), draft)
 
     headline = parts.title(results)
     kicker = title or "polyhead report"
@@ -112,13 +101,12 @@ def _build(folders: Folders, title: str | None, progress: Progress) -> tuple[Htm
         "kicker": kicker,
         "headline": headline,
         "settings": serial.flat(to_dict(results.task)),
-        "notes": list(dict.fromkeys(notes)),
+        "notes": list(dict.fromkeys(draft.notes)),
         "sections": list(filter(None, sections)),
         "runs": details,
         "terms": _terms(results),
     }
-    content = render("pages/report/report.html", values, title=f"{kicker}: {headline}", style="report/report.css")
-    return content, gallery
+    return render("pages/report/report.html", values, title=f"{kicker}: {headline}", style="report/report.css")
 
 
 def _terms(results: Results) -> list[tuple[str, str]]:
