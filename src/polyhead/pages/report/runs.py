@@ -5,7 +5,6 @@ Every number is read from a run folder or computed from the task.
 
 import dataclasses
 import itertools
-import math
 import pathlib
 import statistics
 from collections.abc import Iterable, Sequence
@@ -24,6 +23,7 @@ OPTIONS = ("normalise", "act", "value_depth", "relations", "relation_act", "symm
 # Splits by how informative their score is, best first. `*`: names of a user's own.
 SPLIT_ORDER = ("compositional", "novel", "*", "iid", "validation", "train")
 LARGEST_STEP = 2**53
+LARGEST_SCORE = 1e150
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def over_seeds(by_seed: dict[int, float], error: float | None = None) -> Estimat
 
 
 def finite(value: object) -> float | None:
-    """A number of a file as a float; None for anything else, and for numbers that no float holds.
+    """A number of a file as a float; None for anything else, and for numbers whose square no float holds.
 
     >>> finite(0.5), finite(10**400), finite(float("nan")), finite("0.5")
     (0.5, None, None, None)
@@ -112,7 +112,9 @@ def finite(value: object) -> float | None:
         number = float(value)
     except OverflowError:
         return None
-    return number if math.isfinite(number) else None
+    if abs(number) < LARGEST_SCORE:
+        return number
+    return None
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
