@@ -26,7 +26,7 @@ OPTIONS = {
     "linear": [{"causal": True}, {"causal": False}],
 }
 SLACK = {torch.float32: 2e-3, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-9}  # float32 may be computed in tf32
-SKIPPED = ("reference", "recurrent", "native")
+SKIPPED = ("reference", "native")
 TIMED = {"hyla": ("triton", "blocked"), "relational": ("sdpa", "blocked"), "linear": ("chunked",)}
 
 

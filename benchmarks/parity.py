@@ -89,7 +89,7 @@ def draw_call(dice, op, impl, dtype):
         options["act"] = dice.choice(RELATION_ACTS)
     if op == "pooled":
         options |= {"pool": dice.choice(POOLS), "network": dice.choice(NETWORKS_IN_ORDER)}
-    if impl in ("chunked", "recurrent", "triton") and dice.random() < 0.9:  # what these implementations take
+    if impl in ("chunked", "triton") and dice.random() < 0.9:  # what these implementations take
         options |= {"normalise": "identity", "act": "identity"}
         limits |= {"bias": None, "keep": False, "window": None, "mask": dice.choice((None, "keys"))}
     qkv, masks = make_problem(t, s, **limits, **sizes, dtype=dtype)

@@ -155,14 +155,6 @@ def test_half_precision_is_as_good_as_its_inputs_and_empty_rows_are_zero(op, dty
         assert np.abs(out - wanted).max() <= float(4 * jnp.finfo(dtype).eps) * np.abs(wanted).max()
 
 
-def test_a_softmax_of_relations_in_half_precision_adds_up_to_1_in_tiles():
-    """The log-sum-exp over all keys was rounded to bfloat16, which is off by 1 % here."""
-    k = jnp.zeros((1, 512, 1, 2), jnp.bfloat16)
-    given = k[:, :2], k, k[:, :2], k, k, jnp.ones((1, 2, 1), jnp.bfloat16)
-    out = jaxside.relational_attention(*given, relation_act="softmax", impl="blocked")
-    np.testing.assert_allclose(np.asarray(out, float) * 512, 1, rtol=0, atol=0.004)
-
-
 def test_the_scale_is_not_rounded_to_half_precision():
     """48 ** -0.5 in bfloat16 is 0.13 % too large, and so were all scores."""
     q = jax.random.normal(jax.random.key(0), (1, 128, 1, 48), jnp.bfloat16)

@@ -198,7 +198,7 @@ KERNELS = [
 ]
 ROWS = "takes normalise='rms_heads' or 'identity' only, not 'softmax'"
 REFUSED = [
-    *(("linear", impl, *each) for impl in ("chunked", "recurrent") for each in SUMS),
+    *(("linear", "chunked", *each) for each in SUMS),
     ("softmax", "sdpa", {"keep": True}, {}, "takes no keep"),
     ("relational", "sdpa", {"keep": True}, {}, "takes no keep"),
     ("relational", "sdpa", {}, {"relation_act": "tanh"}, "takes relation_act='identity' only, not 'tanh'"),

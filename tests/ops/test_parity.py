@@ -10,7 +10,7 @@ import pytest
 import torch
 from compilers import IMPLS
 from problems import VARIANTS, options_of, shape_of
-from rules import EQUATIONS, REQUIRED_OPTIONS
+from rules import REQUIRED_OPTIONS
 from some import some
 from torch.testing import assert_close
 
@@ -58,14 +58,14 @@ def _small_tiles(monkeypatch, small_tiles):
 
 
 def refusal(op, impl, tensors, options, variant, weight=None):
-    """Why the backend does not take the inputs, by its own account; recurrent takes what chunked takes."""
+    """Why the backend does not take the inputs, by its own account."""
     parts = {key: options[key] for key in ("bias", "mask", "keep", "causal", "window", "cu_seqlens")}
     given = dict(zip(TENSORS[op], tensors, strict=True))
     given = {"v" if name == "symbols" else name: x for name, x in given.items()}
     act = variant.get("relation_act", variant.get("act", "identity"))
     deep = weight if variant.get("deep") else None
     call = AttentionCall(**given, **parts, normalise=variant.get("normalise", "softmax"), act=act, value_weight=deep)
-    return OPS[op].backends["chunked" if impl in EQUATIONS else impl].unsupported_reason(call)
+    return OPS[op].backends[impl].unsupported_reason(call)
 
 
 def run(op, impl, tensors, options, variant, weight, cotangent):

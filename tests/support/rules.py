@@ -12,9 +12,6 @@ from polyhead.ops.linear import chunked
 from polyhead.ops.registry import IMPLS, resolve
 from polyhead.spec import NORMALISE
 
-EQUATIONS = ("reference", "recurrent")
-"""Implementations that spell out the equation; all others are backends."""
-
 KERNELS_RUN = triton.IS_INSTALLED and (triton.IS_INTERPRETED or torch.cuda.is_available())
 """Whether Triton kernels run here."""
 
@@ -44,7 +41,7 @@ def sample_count(impl, few=2, many=3):
 
 def options_of_scores(op, impl):
     """Options by which scores are normalised or activated."""
-    if impl in ("triton", "chunked", "recurrent"):
+    if impl in ("triton", "chunked"):
         return [REQUIRED_OPTIONS.get(impl, {})]
     if op in ("linear", "hyla"):
         return [{"normalise": normalise} for normalise in NORMALISE]

@@ -7,7 +7,7 @@ The choice is a pure function of shapes, dtype, device and which arguments are N
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -49,18 +49,15 @@ class Op:
     """A mechanism as a function of tensors: its equation, and other implementations of the same equation.
 
     `row`: its row in the table of mechanisms.  `backends`: impl -> backend, in the order in which "auto" tries them.
-    `code`: the latent code (b h t s) that the equation uses.  `equations`: further spellings of the equation, which
-    are taken only where they are asked for by name.
+    `code`: the latent code (b h t s) that the equation uses.
     """
 
     row: MechanismRow
     reference: Implementation
     backends: dict[str, Backend]
     code: Implementation = latent_code_of
-    equations: dict[str, Implementation] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.equations = {"reference": self.reference, **self.equations}
         self.choices = self.row.choices  # option -> its allowed values
         self.tensor_names = (*self.row.tensors, *self.row.optional)
 
@@ -72,7 +69,7 @@ class Op:
     @property
     def impls(self) -> tuple[str, ...]:
         """Names of its implementations, in the order in which "auto" tries them."""
-        return (*self.backends, *self.equations)
+        return (*self.backends, "reference")
 
 
 def run(op: Op, call: AttentionCall) -> Tensor:
@@ -96,9 +93,9 @@ def run(op: Op, call: AttentionCall) -> Tensor:
 def choose(op: Op, call: AttentionCall) -> Implementation:
     """The function that computes a call; "auto" is the first backend that supports the call and is preferred."""
     check_tensors(op, call)
-    # The equations take every call, so they need no reason and no measurement.
-    if call.impl in op.equations:
-        return op.equations[call.impl]
+    # The equation takes every call, so it needs no reason and no measurement.
+    if call.impl == "reference":
+        return op.reference
     if call.impl != "auto":
         one_of(op.name, "impl", call.impl, ("auto", *op.impls))
         backend = op.backends[call.impl]

@@ -1,2 +1,1 @@
-"""Linear attention: the equation, parallel and recurrent (reference.py), chunks in PyTorch
-(chunked.py)."""
+"""Linear attention: the equation (reference.py), and chunks in PyTorch (chunked.py)."""

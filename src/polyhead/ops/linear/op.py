@@ -7,7 +7,7 @@ from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.latent_code import act as activation, check_step, is_key_mask, zero_hidden_keys, zero_masked
 from polyhead.ops.linear import chunked
-from polyhead.ops.linear.reference import recurrent, reference
+from polyhead.ops.linear.reference import reference
 from polyhead.ops.precision import casting
 from polyhead.ops.tiling import tiled
 from polyhead.spec import ACTS, mechanism
@@ -17,7 +17,6 @@ LINEAR = Op(
     row=mechanism("linear_attention"),
     reference=reference,
     backends={"chunked": chunked, "blocked": tiled("linear_attention", reference)},
-    equations={"recurrent": recurrent},
 )
 
 

@@ -129,7 +129,7 @@ def call(source: str, dtype: torch.dtype, struct: ctypes.Structure, *options: in
 def warn_without_compiler() -> None:
     """Say, once a process, what a missing compiler costs."""
     _log.warning(
-        "polyhead: no native code: it %s; HYLA takes 8 to 19 times as long, linear attention 3 to 10 times; "
+        "polyhead: no native code: it %s; HYLA takes 8 to 19 times as long; "
         "install g++ (apt install g++) or, on macOS, clang++ (xcode-select --install)",
         NO_COMPILER,
     )
