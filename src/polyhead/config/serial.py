@@ -136,10 +136,6 @@ def to_yaml(data: Any) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
-# Fields that were given up, with the value that files have for them: it changed nothing.
-GIVEN_UP = (("encoder_symbols", False), ("tied", False))
-
-
 def build(data: Any, default: type | None, known: Mapping[str, type], path: str, allowed: Iterable[type] = ()) -> Any:
     """The dataclass that `data` describes; its "kind" names a class of `known`, by default `default`.
 
@@ -153,7 +149,7 @@ def build(data: Any, default: type | None, known: Mapping[str, type], path: str,
     fields = {field.name: field for field in dataclasses.fields(cls)}
     values = {}
     for name, value in data.items():
-        if name != "kind" and (name in fields or (name, value) not in GIVEN_UP):
+        if name != "kind":
             one_of(path, "field", name, fields)
             values[name] = _build_parts(value, hints[name], known, f"{path}: {name}")
     missing = []

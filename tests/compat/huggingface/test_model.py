@@ -146,13 +146,3 @@ def test_inputs_that_are_refused():
     ):
         with refusing(line):
             model(ids, **given)
-
-
-def test_a_folder_that_an_earlier_version_exported(fixtures):
-    """By commit 3743f16, see tests/train/test_earlier_runs.py."""
-    made = fixtures / "made_by_3743f16"
-    wanted = torch.tensor(json.loads((made / "expected.json").read_text())["exported"])
-    model = hf.PolyheadForCausalLM.from_pretrained(made / "exported").eval()
-    assert_close(model(torch.arange(24).view(2, 12)).logits[:, -1, ::16].detach(), wanted, rtol=1e-5, atol=1e-6)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(made / "exported")
-    assert tokenizer.decode(tokenizer("def f(x):")["input_ids"]) == "def f(x):"
