@@ -132,20 +132,19 @@ def course_config(
 def _mappings(layers: int, dim: int) -> list[TensorMapping]:
     """The course's tensors as parts of ours: those of q, k and v are rows of one matrix."""
     names = {"token_embeddings": "inputs.table", "ln_final": "norm", "lm_head": "outputs.linear"}
-    mappings = []
+    mappings: list[TensorMapping] = []
     for i in range(layers):
         block, course = f"blocks.{i}", f"layers.{i}"
         for j, part in enumerate("qkv"):
-            rows = slice(j * dim, (j + 1) * dim)
-            key = f"{course}.attn.{part}_proj.weight"
-            mappings.append(TensorMapping((key,), (f"{block}.attention.qkv.weight",), (rows,)))
+            key, rows = f"{course}.attn.{part}_proj", slice(j * dim, (j + 1) * dim)
+            mappings.extend(of_linear(key, name=f"{block}.attention.qkv", bias=False, rows=rows))
         names[f"{course}.attn.output_proj"] = f"{block}.attention.out"
         for n in "12":
             names[f"{course}.ln{n}"] = f"{block}.norm{n}"
         for n in "123":
             names[f"{course}.ffn.w{n}"] = f"{block}.feedforward.w{n}"
     for key, name in names.items():
-        mappings.extend(of_linear(key, name, bias=False))
+        mappings.extend(of_linear(key, name=name, bias=False))
     return mappings
 
 

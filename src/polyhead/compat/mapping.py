@@ -21,11 +21,10 @@ class TensorMapping:
     index: tuple[slice, ...] = (slice(None),)
 
 
-def of_linear(key: str, name: str, *, bias: bool = True) -> Iterator[TensorMapping]:
-    """The weight of a linear layer or norm, and its bias."""
-    yield TensorMapping((f"{key}.weight",), (f"{name}.weight",))
-    if bias:
-        yield TensorMapping((f"{key}.bias",), (f"{name}.bias",))
+def of_linear(*keys: str, name: str, bias: bool = True, rows: slice = slice(None)) -> Iterator[TensorMapping]:
+    """The weight of a linear layer or norm with these keys, and its bias, as `rows` of ours."""
+    for part in ("weight", "bias")[: 1 + bias]:
+        yield TensorMapping(tuple(f"{key}.{part}" for key in keys), (f"{name}.{part}",), (rows,))
 
 
 @torch.no_grad()

@@ -41,9 +41,7 @@ def of_attention(
         if group.kind == "softmax":
             value_name = f"{name_prefix}qkv"
             value_rows = rows[2]
-        yield TensorMapping((f"{prefix}wv.weight",), (f"{value_name}.weight",), (value_rows,))
-        if group.has_bias_kv:
-            yield TensorMapping((f"{prefix}wv.bias",), (f"{value_name}.bias",), (value_rows,))
+        yield from of_linear(f"{prefix}wv", name=value_name, bias=group.has_bias_kv, rows=value_rows)
         yield from _relations(layer.groups[i], prefix, group_name)
 
         # The output projections are the diagonal blocks of ours.
@@ -67,23 +65,19 @@ def _queries_and_keys(
         suffix = "" if owner.kind in ("softmax", "rca") else "_attn"
         q_keys.append(f"{key_prefix}{owner.prefix}wq{suffix}")
         k_keys.append(f"{key_prefix}{owner.prefix}wk{suffix}")
-    weights = (f"{name_prefix}qkv.weight",)
-    yield TensorMapping(tuple(f"{key}.weight" for key in q_keys), weights, (rows[0],))
-    yield TensorMapping(tuple(f"{key}.weight" for key in k_keys), weights, (rows[1],))
-    if owners[-1].has_bias_kv:
-        yield TensorMapping(tuple(f"{key}.bias" for key in k_keys), (f"{name_prefix}qkv.bias",), (rows[1],))
+    name = f"{name_prefix}qkv"
+    yield from of_linear(*q_keys, name=name, bias=False, rows=rows[0])
+    yield from of_linear(*k_keys, name=name, bias=owners[-1].has_bias_kv, rows=rows[1])
 
 
 def _relations(heads: nn.Module, prefix: str, group_name: str) -> Iterator[TensorMapping]:
     if isinstance(heads, (RelationalHeads, DisentangledHeads)):
-        q_key = f"{prefix}wq_rel.weight"
-        k_key = f"{prefix}wk_rel.weight"
-        q_name = f"{group_name}.q_rel.weight"
+        q_keys, k_key = [f"{prefix}wq_rel"], f"{prefix}wk_rel"
         if heads.k_rel is None:  # symmetric relations
-            yield TensorMapping((q_key, k_key), (q_name,))
+            q_keys.append(k_key)
         else:
-            yield TensorMapping((q_key,), (q_name,))
-            yield TensorMapping((k_key,), (f"{group_name}.k_rel.weight",))
+            yield from of_linear(k_key, name=f"{group_name}.k_rel", bias=False)
+        yield from of_linear(*q_keys, name=f"{group_name}.q_rel", bias=False)
     if isinstance(heads, RelationalHeads):
         yield TensorMapping((f"{prefix}wr",), (f"{group_name}.relation_weight",))
 
@@ -94,7 +88,7 @@ def of_model(model: Transformer, layout: Layout) -> Iterator[TensorMapping]:
     yield TensorMapping(("layers.token_embedder.weight", "layers.final_out.weight"), tables)
     if model.positions is not None:
         yield TensorMapping(("layers.positional_embedder.weight",), ("positions.table",))
-    yield from of_linear("layers.norm", "norm", bias=isinstance(model.norm, LayerNorm))
+    yield from of_linear("layers.norm", name="norm", bias=isinstance(model.norm, LayerNorm))
     for i, block in enumerate(model.blocks):
         yield from _block(block, layout, f"layers.blocks.{i}.", f"blocks.{i}.")  # type: ignore[arg-type]
     if layout.source is None:
@@ -126,9 +120,10 @@ def _block(block: TransformerBlock, layout: Layout, key_prefix: str, name_prefix
     yield from of_attention(block.attention, layout.groups, key_prefix, f"{name_prefix}attention.")
     has_norm_bias = isinstance(block.norm1, LayerNorm)
     for name in ("norm1", "norm2"):
-        yield from of_linear(f"{key_prefix}{name}", f"{name_prefix}{name}", bias=has_norm_bias)
+        yield from of_linear(f"{key_prefix}{name}", name=f"{name_prefix}{name}", bias=has_norm_bias)
     feedforward = layout.settings.feedforward
     maps = ("w1", "w2", "w3") if isinstance(feedforward, Swiglu) else ("up", "down")
     has_bias = isinstance(feedforward, (Mlp, Swiglu)) and feedforward.bias
     for number, name in enumerate(maps, 1):
-        yield from of_linear(f"{key_prefix}ff_block.linear{number}", f"{name_prefix}feedforward.{name}", bias=has_bias)
+        key = f"{key_prefix}ff_block.linear{number}"
+        yield from of_linear(key, name=f"{name_prefix}feedforward.{name}", bias=has_bias)
