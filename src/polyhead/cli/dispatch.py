@@ -44,28 +44,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     trains = bool(arguments) and arguments[0] in ("train", "resume", "sweep")
-    with safe_error_stream(), leaving() if trains else contextlib.nullcontext():
-        return _main_with_errors(arguments)
-
-
-def _main_with_errors(arguments: list[str]) -> int:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without "²" shows "?"; standard error escapes it
-    try:
-        code = _run(arguments)
-        sys.stdout.flush()
-        return code
-    except Interrupted as stop:
-        return write_error(str(stop), stop.code)
-    except KeyboardInterrupt:
-        return write_error("interrupted", INTERRUPTED)
-    except ValueError as error:
-        return write_error(str(error), 2)
-    except BrokenPipeError:  # only results are printed on standard output: polyhead list recipes | head -1
-        discard_output()
-        return 0
-    except OSError as error:
-        return write_error(describe_os_error(error), 1)
+    with safe_error_stream(), leaving() if trains else contextlib.nullcontext():
+        try:
+            code = _run(arguments)
+            sys.stdout.flush()
+            return code
+        except Interrupted as stop:
+            return write_error(str(stop), stop.code)
+        except KeyboardInterrupt:
+            return write_error("interrupted", INTERRUPTED)
+        except ValueError as error:
+            return write_error(str(error), 2)
+        except BrokenPipeError:  # only results are printed on standard output: polyhead list recipes | head -1
+            discard_output()
+            return 0
+        except OSError as error:
+            return write_error(describe_os_error(error), 1)
 
 
 def _run(arguments: list[str]) -> int:
