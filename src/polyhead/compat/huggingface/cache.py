@@ -10,6 +10,8 @@ from torch import Tensor
 
 from polyhead.layers.cache import Cache, LayerCache
 
+WHO = "PolyheadCache"
+
 
 class PolyheadCache(transformers.Cache):
     """`memory`, a `polyhead.layers.cache.Cache` with `layers` layers, for `past_key_values=`.
@@ -85,15 +87,11 @@ class PolyheadCache(transformers.Cache):
         Raises ValueError if a layer stores a sum over tokens (linear heads) or only the last tokens (a window).
         """
         if tokens_to_remove > 0:
-            raise ValueError(
-                f"PolyheadCache: crop takes minus the number of tokens to forget but {tokens_to_remove} came"
-            )
+            raise ValueError(f"{WHO}: crop takes minus the number of tokens to forget but {tokens_to_remove} came")
         if tokens_to_remove == 0 or not self.memory.length:
             return
         if not self.is_croppable:
-            raise ValueError(
-                "PolyheadCache: some heads keep a sum of earlier tokens, or only the last: none can be removed"
-            )
+            raise ValueError(f"{WHO}: some heads keep a sum of earlier tokens, or only the last: none can be removed")
         length = self.memory.length + tokens_to_remove
         for layer in self:
             layer._kept = {name: tensor[:, :length] for name, tensor in layer._kept.items()}
