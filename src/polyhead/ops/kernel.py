@@ -121,8 +121,8 @@ def empty_output(call: AttentionCall) -> Outputs:
 
 
 def first_output(call: AttentionCall, outputs: Outputs) -> Tensor:
-    """The only output of most kernels."""
-    return outputs[0]
+    """The first output of a kernel, which most have alone, in the dtype of the call."""
+    return outputs[0].to(call.q.dtype)
 
 
 @dataclass

@@ -24,16 +24,6 @@ def unsupported_mask(call: AttentionCall) -> str | None:
     return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(call.mask.shape)}"
 
 
-def unsupported_by_states(call: AttentionCall) -> str | None:
-    """Why the keys cannot be summed into a state that is independent of the query, or None if they can."""
-    if call.normalise != "identity":
-        return f"takes normalise='identity' only, not {call.normalise!r}"
-    for name in ("bias", "keep", "window"):
-        if getattr(call, name) is not None:
-            return f"takes no {name}"
-    return unsupported_mask(call)
-
-
 @dataclass(frozen=True)
 class Tile:
     """Queries q0 to q1 and keys k0 to k1, ends excluded."""

@@ -19,15 +19,23 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall, sequence_of
 from polyhead.ops.kernel import batching_rule, check_backward, unsupported_by_kernels
 from polyhead.ops.latent_code import act as activation, wide, zero_hidden_keys
-from polyhead.ops.tiles import unsupported_by_states
+from polyhead.ops.tiles import unsupported_mask
 
 CHUNK = 64
 """Queries per chunk."""
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
-    """Why there is no state to carry, or None.  For packed sequences a custom op sums the states."""
-    reason = unsupported_by_states(call)
+    """Why the keys cannot be summed into a state that is independent of the query, or None if they can.
+
+    For packed sequences a custom op sums the states.
+    """
+    if call.normalise != "identity":
+        return f"takes normalise='identity' only, not {call.normalise!r}"
+    for name in ("bias", "keep", "window"):
+        if getattr(call, name) is not None:
+            return f"takes no {name}"
+    reason = unsupported_mask(call)
     if reason is None and call.cu_seqlens is not None:
         return unsupported_by_kernels(call)
     return reason

@@ -37,11 +37,6 @@ def is_preferred(call: AttentionCall) -> bool:
     return t >= FEW_QUERIES and call.q.shape[0] * t * s >= MIN_PAIRS
 
 
-def combine(call: AttentionCall, outputs: Outputs) -> Tensor:
-    """The output (b t h e): the first of the kernel's outputs."""
-    return outputs[0].to(call.q.dtype)
-
-
 def recompute(call: AttentionCall) -> Outputs:
     """The output by PyTorch's own operations; the kernel's other outputs have no gradient."""
     return [reference(call)]

@@ -22,7 +22,6 @@ NATIVE = Kernel(
     recompute=native.recompute,
     unsupported_reason=native.unsupported_reason,
     preferred=native.is_preferred,
-    combine=native.combine,
     empty_outputs=attention.empty_outputs,
     saves_outputs=True,
     device_types="cpu",
