@@ -163,13 +163,13 @@ def draw_by_length(cells: Cells, split: str, stem: str, caption: str) -> Picture
     is_loss = split == TRAINING_LOSS
 
     def levels(in_panel: Cells) -> dict[str, Any]:
-        shown: dict[str, Any] = {}
+        drawn: dict[str, Any] = {}
         if is_loss:
-            return shown
+            return drawn
         for name, curve in outcome.baseline_curves(in_panel, split).items():
             if max(curve.values()) > 0:  # those below would flatten the curves
-                shown[name] = curve
-        return shown
+                drawn[name] = curve
+        return drawn
 
     by_fraction = cells.swaplevel("length", "held out")
     panels = outcome.panels(by_fraction, split, label, lambda fraction: f"{100 * fraction:.0f} % held out", levels)
