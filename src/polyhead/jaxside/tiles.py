@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +85,7 @@ def queries_of(call: AttentionCall, start: jax.Array, size: int) -> AttentionCal
     cut = jax.lax.dynamic_slice_in_dim
     # Row j - i + t - 1 is that of query i and key j; a tile reads those of its last query and the first key on.
     offset, num_offsets = num_queries - size - start, size + num_keys - 1
-    parts = {"q": cut(call.q, start, size, 1)}
+    parts: dict[str, Any] = {"q": cut(call.q, start, size, 1)}
     if call.q_rel is not None:
         parts["q_rel"] = cut(call.q_rel, start, size, 1)
     if call.keep is not None:

@@ -66,8 +66,8 @@ def chunked_guesses(
     """`chunked_cross_entropy` without its memory for gradients, and from the same logits the most likely vocabulary
     entry: the first of equals, or -1 where a logit is NaN."""
     losses, guesses = [], []
-    for rows, *parameters, row_targets in _blocks(x, weight, bias, targets):
-        logits = _logits(rows, *parameters, factor)
+    for rows, _, _, row_targets in _blocks(x, weight, bias, targets):
+        logits = _logits(rows, weight, bias, factor)
         losses.append(_cross_entropy(logits, row_targets))
         highest, entries = logits.max(-1)
         guesses.append(entries.masked_fill(highest.isnan(), -1))
