@@ -82,10 +82,8 @@ def to_compute_dtype(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.contiguous()
 
 
-def rows_struct(x: Tensor | None) -> RowsStruct:
+def rows_struct(x: Tensor) -> RowsStruct:
     """The struct of a tensor (b n h width) whose width is contiguous."""
-    if x is None:
-        return RowsStruct()
     return RowsStruct(x.data_ptr(), *x.stride()[:3])
 
 
