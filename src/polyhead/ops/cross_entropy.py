@@ -19,7 +19,7 @@ from polyhead.ops.precision import product_dtype
 from polyhead.ops.readable import is_cheap_to_read
 from polyhead.spec.shapes import shaped
 
-BLOCK = 1 << 24
+BLOCK = 1 << 23
 """The most logits in a block; it has at least one token."""
 
 
