@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import pickle
 import signal
 import subprocess
 import sys
@@ -11,9 +12,9 @@ from run_folders import same
 
 import polyhead
 from polyhead.cli import dispatch as cli
-from polyhead.train import run
+from polyhead.train import Interrupted, run
 from polyhead.train.__main__ import main
-from polyhead.train.stop import StopSignals
+from polyhead.train.stop import StopSignals, code_of
 from polyhead.train.store.claims import claim
 from polyhead.train.store.folder import read_metrics
 
@@ -25,7 +26,7 @@ def test_the_code_of_each_signal(name, code):
         assert not stop.asked
         os.kill(os.getpid(), number)
         assert stop.asked == number
-    assert stop.interrupted("x").code == code
+    assert code_of(number) == code
 
 
 def test_a_second_one_stops_at_once_but_the_end_of_a_grace_period_does_not():
@@ -84,3 +85,8 @@ def test_the_command_line_has_the_same_codes(tiny, tmp_path, at_step):
 def test_a_signal_at_the_last_step_is_a_finished_run(tiny, tmp_path, at_step):
     at_step(11, lambda: os.kill(os.getpid(), signal.SIGUSR1))
     assert run(tiny(tmp_path), progress=False).steps == 12
+
+
+def test_an_interruption_keeps_its_code_between_processes():
+    error = pickle.loads(pickle.dumps(Interrupted("stopped", 75)))
+    assert (str(error), error.code) == ("stopped", 75)

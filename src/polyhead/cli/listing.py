@@ -111,7 +111,7 @@ def table(runs: RunFolders, format: str = "md", out: Path | None = None) -> int:
     from polyhead.train.store.files import check_place
 
     if out is not None:
-        check_place("table", out, renamed=False)
+        check_place("table", out)
     run_records = records(*runs, caller="table")
     text = run_records.text(format)
     if out is None:

@@ -30,7 +30,7 @@ LAUNCHER = "POLYHEAD_LAUNCHER"
 class Interrupted(KeyboardInterrupt):
     """A signal asked the run to stop, and it was saved.  The text says how to resume; `code` is the exit code."""
 
-    def __init__(self, text: str, code: int) -> None:
+    def __init__(self, text: str, code: int = INTERRUPTED) -> None:
         super().__init__(text)
         self.code = code
 
@@ -60,10 +60,6 @@ class StopSignals:
 
     def __exit__(self, *error: object) -> None:
         self.handled.close()
-
-    def interrupted(self, text: str) -> Interrupted:
-        """The error that the loop raises after it saved."""
-        return Interrupted(text, code_of(self.asked))
 
 
 def leaving() -> contextlib.AbstractContextManager[None]:

@@ -12,15 +12,10 @@ from polyhead.spec.optional import is_installed, optional
 from polyhead.spec.shapes import one_of
 from polyhead.train.messages import print_notice
 from polyhead.train.store.files import one_line
-from polyhead.train.store.folder import Result
 
 
 def numbers_by_name(row: dict[str, Any]) -> dict[str, float]:
-    """The numbers of a row under the names of the tracker.
-
-    >>> numbers_by_name({"kind": "eval", "step": 500, "split": "iid", "r2": 0.5})
-    {'iid/r2': 0.5}
-    """
+    """The numbers of a row under the names of the tracker, such as iid/r2."""
     prefix = row.get("split", "training")
     return {f"{prefix}/{key}": x for key, x in row.items() if isinstance(x, (int, float)) and key != "step"}
 
@@ -37,11 +32,6 @@ class TensorBoard:
         for name, value in numbers_by_name(row).items():
             self.writer.add_scalar(name, value, row["step"])
 
-    def finish(self, result: Result) -> None:
-        for split, scores in result.scores.items():
-            for name, value in scores.items():
-                self.writer.add_scalar(f"result/{split}/{name}", value, result.steps)
-
     def close(self) -> None:
         self.writer.close()
 
@@ -52,24 +42,19 @@ class WeightsAndBiases:
     def __init__(self, config: Run, folder: pathlib.Path, step: int) -> None:
         with optional("track wandb", "wandb"):
             import wandb
-        project = os.environ.get("WANDB_PROJECT", "polyhead")
-        about = configs.to_dict(dataclasses.replace(config, folder=None))
         # With the digest as its id, a resumed run goes on in the same record, wherever its folder is now.
-        self.run = wandb.init(
-            project=project, id=configs.digest(config), name=config.name, dir=str(folder), config=about, resume="allow"
-        )
+        names = {"id": configs.digest(config), "name": config.name, "dir": str(folder)}
+        project, about = os.environ.get("WANDB_PROJECT", "polyhead"), dataclasses.replace(config, folder=None)
+        self.run = wandb.init(project=project, config=configs.to_dict(about), resume="allow", **names)
         self.run.define_metric("*", step_metric="step")  # its own step counter rejects a repeated step
-        self.is_done = False
+        self.step, self.steps = step, config.train.steps
 
     def __call__(self, row: dict[str, Any]) -> None:
-        self.run.log({"step": row["step"], **numbers_by_name(row)})
-
-    def finish(self, result: Result) -> None:
-        self.run.summary.update({f"result/{split}": scores for split, scores in result.scores.items()})
-        self.is_done = True
+        self.step = row["step"]
+        self.run.log({"step": self.step, **numbers_by_name(row)})
 
     def close(self) -> None:
-        self.run.finish(exit_code=0 if self.is_done else 1)
+        self.run.finish(exit_code=int(self.step < self.steps))
 
 
 TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
@@ -85,25 +70,14 @@ def check(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """The trackers of a run that begins or resumes after `step`.
-
-    A tracker that fails is left out from then on, with one line: the run goes on.
-    """
+    """The trackers of a run that begins or resumes after `step`; one that fails is left out from then on."""
 
     def __init__(self, config: Run, folder: pathlib.Path, step: int) -> None:
         self.trackers: dict[str, Any] = dict.fromkeys(config.track)
-        self._each(lambda name: self.trackers.update({name: TRACKERS[name](config, folder, step)}))
+        self.each(lambda name: self.trackers.update({name: TRACKERS[name](config, folder, step)}))
 
-    def add(self, row: dict[str, Any]) -> None:
-        self._each(lambda name: self.trackers[name](row))
-
-    def finish(self, result: Result) -> None:
-        self._each(lambda name: self.trackers[name].finish(result))
-
-    def close(self) -> None:
-        self._each(lambda name: self.trackers[name].close())
-
-    def _each(self, action: Callable[[str], None]) -> None:
+    def each(self, action: Callable[[str], object]) -> None:
+        """Call `action` for the name of each tracker."""
         for name in list(self.trackers):
             # Whatever a tracker raises, metrics.jsonl has the rows: a lost network must not end hours of training.
             try:
@@ -111,3 +85,9 @@ class Trackers:
             except Exception as error:
                 del self.trackers[name]
                 print_notice(f"polyhead: tracking: {name} is off for this run ({one_line(error)[:300]})")
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.each(lambda name: self.trackers[name](row))
+
+    def close(self) -> None:
+        self.each(lambda name: self.trackers[name].close())

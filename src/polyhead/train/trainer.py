@@ -1,6 +1,7 @@
 """One run in its folder, from its checks to its result.  It can be killed at any moment and resumes exactly."""
 
 import contextlib
+import functools
 import math
 import pathlib
 import time
@@ -17,7 +18,7 @@ from polyhead.train.device import environment, process
 from polyhead.train.messages import print_notice, safe_error_stream
 from polyhead.train.network import Network
 from polyhead.train.progress import Progress
-from polyhead.train.stop import StopSignals
+from polyhead.train.stop import Interrupted, StopSignals, code_of
 from polyhead.train.store.checkpoint import checkpoints, restore, save_checkpoint, save_sharded
 from polyhead.train.store.claims import claim
 from polyhead.train.store.files import Damaged, delete
@@ -194,8 +195,7 @@ class Training:
                 self._save()
             # A signal at the last step changes nothing: only the result is missing, and it is written next.
             if signal_number and not is_last:
-                self.stop.asked = signal_number
-                self.world.on_rank_zero(self._interrupt)
+                self.world.on_rank_zero(functools.partial(self._interrupt, signal_number))
         self.stop_broadcast.last()
         if not is_evaluated:  # killed between its last checkpoint and its result
             self._evaluate()
@@ -205,14 +205,9 @@ class Training:
         """Write a training row: loss and metrics of the step's own batch.  Raises ValueError if the run diverged."""
         if not math.isfinite(values["loss"]):
             self._diverge(f"the loss of {self.config.name} is {values['loss']}")
-        norm = values.pop("grad_norm")
         rate = (self.step - self.rate_step) / (time.perf_counter() - self.rate_start)
         row: Row = {"kind": "train", "step": self.step, **values}
         row["lr"] = optimiser.learning_rate(self.step - 1, self.config.train)
-        # An fp16 step may overflow and is then skipped: its norm is infinite, a number that JSON does not have.
-        row["grad_norm"] = None
-        if math.isfinite(norm):
-            row["grad_norm"] = norm
         row["steps_per_second"] = rate
         if self.network.tokens_per_step:
             row["tokens_per_second"] = rate * self.network.tokens_per_step
@@ -257,11 +252,10 @@ class Training:
         seconds, scaler = time.perf_counter() - self.start, self.network.scaler.state_dict()
         return {"digest": self.digest, "step": self.step, "seconds": seconds, "scaler": scaler}
 
-    def _interrupt(self) -> int:
+    def _interrupt(self, signal_number: int) -> int:
         devices = f" --devices {self.world.size}" if self.world.size > 1 else ""
-        raise self.stop.interrupted(
-            f"stopped and saved at step {self.step}; resume with: polyhead resume {self.folder}{devices}"
-        )
+        text = f"stopped and saved at step {self.step}; resume with: polyhead resume {self.folder}{devices}"
+        raise Interrupted(text, code_of(signal_number))
 
     def _diverge(self, problem: str) -> None:
         """Raise the ValueError of a run whose numbers are not finite; all processes call it."""
@@ -296,7 +290,6 @@ class Training:
             save_checkpoint(self.folder, self.network, self._metadata(), self.config.train.keep)
         if self.metrics is not None:
             self.metrics.sync()
-            self.trackers.finish(result)
             write_result(result)
         return result
 

@@ -6,7 +6,6 @@ fails does not stop the others.
 
 import contextlib
 import pathlib
-import signal
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from polyhead.scale.sweep.job import Failure, Job
 from polyhead.scale.sweep.naming import labels
 from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.spec.shapes import check_number
-from polyhead.train.stop import StopSignals, signals_to
+from polyhead.train.stop import INTERRUPTED, Interrupted, code_of, signals_to
 from polyhead.train.store.claims import claim
 from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import Result, clear, place_of
@@ -51,12 +50,9 @@ def sweep(
         jobs.append(Job(replace(run, folder=None), run_folder, label))
     engine = engine or Local()
     unfinished = [job.run for job in jobs if job.outcome is None]
-    stop = StopSignals()
-    stop.asked = signal.SIGINT  # of a Ctrl-C that raises KeyboardInterrupt by itself
 
     def interrupt(number: int, frame: object) -> None:
-        stop.asked = number
-        raise KeyboardInterrupt
+        raise Interrupted("", code_of(number))
 
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
@@ -68,11 +64,11 @@ def sweep(
             if unfinished:
                 at_a_time = engine.open(unfinished, pathlib.Path(folder), workers)
             train_all(jobs, engine, at_a_time, SweepScreen(jobs, at_a_time, enabled=progress))
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             stopped = engine.stop()
             num_done = [job.state for job in jobs].count(State.DONE)
             text = f"{stopped}; {num_done} of {len(jobs)} runs are done, the same command resumes"
-            raise stop.interrupted(text) from None
+            raise Interrupted(text, getattr(error, "code", INTERRUPTED)) from None
     return [job.outcome for job in jobs if job.outcome is not None]
 
 

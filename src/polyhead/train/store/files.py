@@ -72,18 +72,15 @@ def check_local(caller: str, path: pathlib.Path) -> None:
         raise ValueError(f"{caller}: expected a path of this machine, got the URL {path}")
 
 
-def check_place(caller: str, path: pathlib.Path, *, renamed: bool = True) -> None:
-    """Raise a ValueError, before the work, if the file `path` cannot be written; make its folder.
-
-    `renamed`: the file is written beside its place, as by `write`, which needs a folder that can be written.
-    """
+def check_place(caller: str, path: pathlib.Path) -> None:
+    """Raise a ValueError, before the work, if the file `path` cannot be written; make its folder."""
     check_local(caller, path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Both trials leave no trace: the file is opened without truncation, and the temporary one vanishes.
         if path.exists():
             os.close(os.open(path, os.O_WRONLY))  # a pipe, too, has no place to seek
-        if renamed or not path.exists():
+        else:
             tempfile.TemporaryFile(dir=path.parent).close()
     except OSError as error:
         raise ValueError(f"{caller}: {path} cannot be written ({error.strerror})") from None

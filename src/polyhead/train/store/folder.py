@@ -201,27 +201,16 @@ def _line(row: dict[str, Any]) -> bytes:
     return (json.dumps(serial.legal(row)) + "\n").encode()
 
 
-def read_row(line: bytes) -> dict[str, Any]:
-    """A row of metrics.jsonl; null is NaN, except as the norm of a gradient.  Raises ValueError."""
-    values = json.loads(line)
-    if not isinstance(values, dict):
-        raise ValueError(f"{METRICS}: a row must be a table but is {values!r}")
-    values.pop("seal", None)  # a checksum in rows until 2026-11
-    row: dict[str, Any] = dict(serial.numbers(values))
-    if "grad_norm" in values:
-        row["grad_norm"] = values["grad_norm"]
-    return row
-
-
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
-    """The complete rows of metrics.jsonl so far."""
+    """The complete rows of metrics.jsonl so far; null is NaN."""
     path = place(folder) / METRICS
     rows: list[dict[str, Any]] = []
     if not path.is_file():
         return rows
     for line in path.read_bytes().splitlines():
         with contextlib.suppress(ValueError, RecursionError):  # the end of a row that a kill cut off
-            row = read_row(line)
-            if isinstance(row.get("step"), int) and "kind" in row:
-                rows.append(row)
+            row = json.loads(line)
+            if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
+                row.pop("seal", None)  # a checksum in rows until 2026-11
+                rows.append(serial.numbers(row))
     return rows

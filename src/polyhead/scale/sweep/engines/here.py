@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from polyhead.scale.sweep.engines import LOG, ExitCode
-from polyhead.train.stop import INTERRUPTED, PREEMPTED
+from polyhead.train.stop import INTERRUPTED, PREEMPTED, Interrupted
 
 if TYPE_CHECKING:
     from polyhead.config import Run
@@ -36,7 +36,7 @@ class Here:
 def train(folder: pathlib.Path) -> int:
     """Train the run in `folder` with a log, as a worker does; return its exit code.
 
-    Raises KeyboardInterrupt after a signal, when the run is saved.
+    Raises Interrupted after a signal, when the run is saved.
     """
     from polyhead.train.__main__ import main
 
@@ -47,5 +47,5 @@ def train(folder: pathlib.Path) -> int:
     ):
         code = main([str(folder), "--quiet"])
     if code in (INTERRUPTED, PREEMPTED):
-        raise KeyboardInterrupt
+        raise Interrupted("stopped and saved", code)
     return code

@@ -46,11 +46,8 @@ class Ray:
             import ray
         if not ray.is_initialized():
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            options: dict[str, Any] = {}
-            if self.address == "local":
-                options["include_dashboard"] = False
             try:
-                ray.init(self.address, logging_level=logging.ERROR, log_to_driver=False, **options)
+                ray.init(self.address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
             except (ConnectionError, RuntimeError, ValueError) as error:
                 reason = str(error).strip().splitlines()[0]
                 raise ValueError(f"sweep: no Ray cluster at {self.address} ({reason})") from None
