@@ -84,6 +84,14 @@ def test_ambiguity_is_what_listing_all_permutations_finds(setting, definition, d
         assert 0 < sum(wanted) < 60
 
 
+def test_columns_in_one_order_leave_one_pick_for_each_feature():
+    """Of all picks there would be 8^8, too many for any memory."""
+    task = Sraven(features=8, grid=8, permuted=False)
+    panels = panels_of(task, 9)
+    assert not ambiguous(panels, task).any()
+    assert [found.tolist() for found in bayes(panels, task)] == [[1] * 9] * 2
+
+
 def test_many_instances_at_once_are_as_many_alone():
     task = Sraven(values=4)
 

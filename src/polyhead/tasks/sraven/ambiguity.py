@@ -78,8 +78,7 @@ def ambiguous(
     flags = []
     for part in panels.split(_at_once(task)):
         fits, answers = hypotheses(part, task, distinct=distinct)
-        # The true answer (b 1 s 1) at slot s of the last column.
-        truth = part[:, -1, -1].repeat(1, task.features ** (task.grid - 2))[:, None, :, None]
+        truth = part[:, -1, -1][:, picks(task, part.device)[..., -1], None]  # (b m s 1)
         wrong = (fits & (answers != truth)).any(dim=-1, keepdim=True)
         flag = torch.zeros(len(part), dtype=torch.bool, device=part.device)
         if definition == "code":
@@ -139,10 +138,8 @@ def posterior(
     if task.permuted:
         earlier = (chosen[:, :, None] == chosen[:, None]).tril().sum(dim=2)  # counts 1, 2, ... among equal rules
         chance = chance * earlier.prod(dim=1)
-    # The last digit of a pick is its slot in the last column: the answer's slot.
-    answers = torch.empty_like(slots).scatter_(
-        1, slots % task.features, predicted[instance[:, None], features, slots, chosen]
-    )
+    answer_slots = picks(task, panels.device)[features, slots, -1]
+    answers = torch.empty_like(slots).scatter_(1, answer_slots, predicted[instance[:, None], features, slots, chosen])
     # Add the probabilities of explanations of the same instance with the same answer.
     pairs, group = torch.cat((instance[:, None], answers), dim=1).unique(dim=0, return_inverse=True)
     mass = torch.zeros(len(pairs), dtype=chance.dtype, device=panels.device).index_add_(0, group, chance)
@@ -163,8 +160,8 @@ def chances(task: Sraven, device: torch.device) -> Tensor:
 
 def _at_once(task: Sraven) -> int:
     """How many instances are searched together, so that their explanations and their picks fit into memory."""
-    picks = task.features**task.grid * task.grid**2
-    return max(1, min(AT_ONCE, 8 * SEARCHED_CORRESPONDENCES // correspondences(task), 2**26 // picks))
+    symbols = picks(task, torch.device("cpu")).shape[:2].numel() * task.grid**2
+    return max(1, min(AT_ONCE, 8 * SEARCHED_CORRESPONDENCES // correspondences(task), 2**24 // symbols))
 
 
 # --------------------------------------------------------------------------------------------------------------- search
@@ -173,68 +170,72 @@ def explanations(
 ) -> tuple[Int[Tensor, "n"], Int[Tensor, "n m"], Int[Tensor, "n m"]]:
     """All assignments of one possible pick s and option r to every feature m, such that no two features share a slot.
 
-    Returns the instance of each explanation, and for each feature its s and r.  s is a number in base `features`: its
-    digits are the slots in the second to the last column, the last column fastest.  Features are assigned one after
-    another, for all instances together.
+    Returns the instance of each explanation, and for each feature its s and r.  Features are assigned one by one, for
+    all instances together.
     """
-    b, m, s, r = possible.shape
-    # The slots that each pick takes, as a bit mask over columns and slots.
+    b, m, _, r = possible.shape
+    # The slots that each pick takes (m s), as a bit mask over columns and slots.
     columns = torch.arange(task.grid - 1, device=possible.device)
-    slots_of_pick = (2 ** (columns * m + _picks(m, task.grid - 1, possible.device))).sum(dim=1)
-    if not task.permuted:
-        every_pick = torch.arange(s, device=possible.device)
-        possible = possible & (every_pick == straight(task, possible.device)[:, None])[..., None]
+    slots_of_pick = (2 ** (columns * m + picks(task, possible.device))).sum(dim=-1)
     instance = torch.arange(b, device=possible.device)
     used = torch.zeros_like(instance)
-    picks = torch.empty(b, 0, dtype=torch.long, device=possible.device)
+    picked = torch.empty(b, 0, dtype=torch.long, device=possible.device)
     for feature in range(m):
-        free = (used[:, None] & slots_of_pick) == 0  # (n s)
+        free = (used[:, None] & slots_of_pick[feature]) == 0  # (n s)
         row, pick, option = (possible[instance, feature] & free[..., None]).nonzero().unbind(dim=1)
         instance = instance[row]
-        used = used[row] | slots_of_pick[pick]
-        picks = torch.cat((picks[row], (pick * r + option)[:, None]), dim=1)
-    return instance, picks // r, picks % r
+        used = used[row] | slots_of_pick[feature, pick]
+        picked = torch.cat((picked[row], (pick * r + option)[:, None]), dim=1)
+    return instance, picked // r, picked % r
 
 
-def straight(task: Sraven, device: torch.device) -> Int[Tensor, "m"]:
-    """For each feature, the pick s of the same slot in all columns."""
-    digits = task.features ** torch.arange(task.grid - 1, device=device)
-    return torch.arange(task.features, device=device) * digits.sum()
-
-
-def _picks(features: int, columns: int, device: torch.device) -> Int[Tensor, "n c"]:
-    """All ways to pick one slot in each of `columns` columns, the last column fastest."""
-    slots = torch.arange(features, device=device)
-    return torch.cartesian_prod(*[slots] * columns).view(-1, columns)
+def picks(task: Sraven, device: torch.device) -> Int[Tensor, "m s c"]:
+    """For slot m of the first column, all ways s to pick one slot in each of the other columns."""
+    slots = torch.arange(task.features, device=device)
+    if not task.permuted:  # the same slot in all columns
+        return slots[:, None, None].expand(-1, 1, task.grid - 1)
+    others = torch.cartesian_prod(*[slots] * (task.grid - 1)).view(-1, task.grid - 1)
+    return others.expand(task.features, -1, -1)
 
 
 def hypotheses(
     panels: Int[Tensor, "b g g m"], task: Sraven, *, distinct: bool
 ) -> tuple[Bool[Tensor, "b m s r"], Int[Tensor, "b m s r"]]:
-    """For slot m of the first column and slots s of the others: does rule r fit the shown symbols, and its answer."""
-    b, g, _, m = panels.shape
-    columns = torch.arange(g, device=panels.device)
-    cells = panels[:, :, columns[:, None], _picks(m, g, panels.device).T]  # (b g g n): rows, columns, picks
-    whole, last = cells[:, :-1], cells[:, -1, :-1]  # the whole rows (b g-1 g n), and what the last row shows (b g-1 n)
+    """For slot m of the first column and pick s in the others: does rule r fit the shown symbols, and its answer."""
+    columns = torch.arange(task.grid, device=panels.device)
+    others = picks(task, panels.device)  # (m s g-1)
+    first = torch.arange(task.features, device=panels.device)[:, None, None].expand(*others.shape[:2], 1)
+    slots = torch.cat((first, others), dim=2).flatten(0, 1).T  # (g m*s)
+    fits, answers = rules_that_fit(panels[:, :, columns[:, None], slots], task, distinct=distinct)
+    shape = (len(panels), *others.shape[:2], len(RULES))
+    return fits.view(shape), answers.view(shape)
+
+
+def rules_that_fit(
+    cells: Int[Tensor, "b g g n"], task: Sraven, *, distinct: bool
+) -> tuple[Bool[Tensor, "b n r"], Int[Tensor, "b n r"]]:
+    """For each of n features with the symbols `cells`: does rule r fit those that are shown, and its answer."""
     fits, answers = [], []
+    last = cells[:, -1, :-1]  # what the last row shows (b g-1 n)
+    changes = cells.diff(dim=2) % task.values  # (b g g-1 n); the very last one leads to the answer
     for step in STEPS:
-        steady = ((whole.diff(dim=2) - step) % task.values == 0).all(dim=1).all(dim=1)
-        fits.append(steady & ((last.diff(dim=1) - step) % task.values == 0).all(dim=1))
+        steady = changes == step % task.values
+        fits.append(steady[:, :-1].flatten(1, 2).all(dim=1) & steady[:, -1, :-1].all(dim=1))
         answers.append((last[:, -1] + step) % task.values)
     total = cells[:, :, :-1].sum(dim=2)  # (b g n)
     for result in (total, 2 * cells[:, :, 0] - total):
-        fits.append(((result[:, :-1] - whole[:, :, -1]) % task.values == 0).all(dim=1))
-        answers.append(result[:, -1] % task.values)
+        result = result % task.values
+        fits.append((result[:, :-1] == cells[:, :-1, -1]).all(dim=1))
+        answers.append(result[:, -1])
     # Distribute: all whole rows hold the same symbols, the last row some of them; the answer is the missing one.
-    first = whole[:, 0]
-    same = (whole.sort(dim=2).values == first.sort(dim=1).values[:, None]).all(dim=1).all(dim=1)
+    rows = cells[:, :-1].sort(dim=2).values
+    first = rows[:, 0]
     used = first[:, :, None] == last[:, None]  # (b g g-1 n)
-    fit = same & used.any(dim=1).all(dim=1)
+    fit = (rows == first[:, None]).flatten(1, 2).all(dim=1) & used.any(dim=1).all(dim=1)
     if distinct:
-        for symbols in (first, last):
-            fit = fit & (symbols.sort(dim=1).values.diff(dim=1) != 0).all(dim=1)
+        for symbols in (first, last.sort(dim=1).values):
+            fit = fit & (symbols.diff(dim=1) != 0).all(dim=1)
     fits.append(fit)
     # Without distinct symbols, as in the original code: the least used symbol, and of these the smallest.
     answers.append((used.sum(dim=2) * task.values + first).amin(dim=1) % task.values)
-    shape = (b, m, m ** (g - 1), len(RULES))
-    return torch.stack(fits, dim=-1).view(shape), torch.stack(answers, dim=-1).view(shape)
+    return torch.stack(fits, dim=-1), torch.stack(answers, dim=-1)

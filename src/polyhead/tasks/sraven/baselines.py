@@ -30,14 +30,7 @@ from torch.nn import functional as F
 
 from polyhead.config import Batch
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.sraven.ambiguity import (
-    SEARCHED_CORRESPONDENCES,
-    bayes,
-    chances,
-    correspondences,
-    hypotheses,
-    straight,
-)
+from polyhead.tasks.sraven.ambiguity import SEARCHED_CORRESPONDENCES, bayes, chances, correspondences, rules_that_fit
 from polyhead.tasks.sraven.task import Sraven
 from polyhead.tasks.task import Score, scores_in_parts
 
@@ -96,13 +89,16 @@ def symbol_counts(panels: Int[Tensor, "b g g m"], weights: Float[Tensor, "m p n"
 @shaped
 def evidence(panels: Int[Tensor, "b g g m"], values: int) -> Float[Tensor, "m p n"]:
     """For each slot, panel and state (2 count_v + slot_v): log of its frequency for answers over non-answers."""
-    m = panels.shape[-1]
-    counts = torch.zeros(2, m, panels.shape[1] ** 2 - 1, 2 * m + 2, dtype=torch.double, device=panels.device)
+    m, num_panels, num_states = panels.shape[-1], panels.shape[1] ** 2 - 1, 2 * panels.shape[-1] + 2
+    slots = torch.arange(m, device=panels.device)[:, None, None]
+    shown_panels = torch.arange(num_panels, device=panels.device)
+    counts = torch.ones(2, m, num_panels, num_states, dtype=torch.double, device=panels.device)
     for part in panels.split(CHUNK):
-        states = F.one_hot(_states(part, values), 2 * m + 2).double()  # (b m v p n)
-        is_answer = F.one_hot(part[:, -1, -1], values).double()
-        counts += torch.einsum("bmvpn,cbmv->cmpn", states, torch.stack((is_answer, 1 - is_answer)))
-    answer, other = ((counts + 1) / (counts + 1).sum(dim=-1, keepdim=True)).log()
+        is_other = 1 - F.one_hot(part[:, -1, -1], values)[..., None]  # (b m v 1)
+        # The place of each state (b m v p) in `counts`.
+        places = ((is_other * m + slots) * num_panels + shown_panels) * num_states + _states(part, values)
+        counts += torch.bincount(places.flatten(), minlength=counts.numel()).view(counts.shape)
+    answer, other = (counts / counts.sum(dim=-1, keepdim=True)).log()
     return answer - other
 
 
@@ -121,9 +117,7 @@ def _learned(task: Sraven) -> Tensor:
 
 def same_slot(panels: Int[Tensor, "b g g m"], task: Sraven) -> Int[Tensor, "b m"]:
     """For each slot, the most probable answer under a single rule, as if no column were permuted."""
-    fits, answers = hypotheses(panels, task, distinct=True)
-    slots, features = straight(task, panels.device), torch.arange(task.features, device=panels.device)
-    fits, answers = fits[:, features, slots], answers[:, features, slots]  # (b m r)
+    fits, answers = rules_that_fit(panels, task, distinct=True)  # (b m r)
     mass = torch.zeros(*fits.shape[:2], task.values, dtype=torch.float64, device=panels.device)
     mass = mass.scatter_add(2, answers, fits * chances(task, panels.device))
     return torch.where(fits.any(dim=-1), mass.argmax(dim=-1), copy_left(panels))
