@@ -177,17 +177,6 @@ def test_names_once_are_those_of_the_first_column_and_the_lowest_row():
     assert [len(axes.get_xticks()) for axes in (first, second, third)] == [0, 2, 2]
 
 
-def test_an_image_in_front_has_its_patches_numbered():
-    image = np.random.default_rng(0).random((4, 6, 3))
-    panel = ("head 1", np.eye(3), ["4", "4", "x"], ["4", "4", "x"])
-    first, second = figures.heat([panel], numbers=False, grouped=False, picture=(image, 2, 3)).axes[:2]
-    np.testing.assert_array_equal(first.images[0].get_array(), image)
-    assert [(text.get_text(), *map(int, text.get_position())) for text in first.texts] == [
-        (str(i + 1), i % 3, i // 3) for i in range(6)
-    ]
-    assert texts(second.get_yticklabels()) == ["4", "4", "x"]
-
-
 # ------------------------------------------------------------------------------------------------------- maps, styles
 def test_code_maps_draw_every_point_once_and_name_their_classes():
     classes = np.arange(50) % 9

@@ -9,9 +9,8 @@ from refusals import refusing
 
 import polyhead as ph
 from polyhead.analysis import look
-from polyhead.analysis.relations import picture
 from polyhead.models.build import build
-from polyhead.tasks import FuzzyLogic, Images, Maths, ObjectSorting, RelationalGames, SetCards
+from polyhead.tasks import FuzzyLogic, Maths, ObjectSorting, RelationalGames, SetCards
 
 DUAL = (ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=6), relations=3))
 EASY = Maths(question=40, answer=8)
@@ -123,30 +122,12 @@ def test_names_that_readers_use():
     assert look(model, games.batch("iid", 2, seed=0, step=0))[0].senders == ("class", *"123456789")
 
 
-def test_an_image_is_shown_as_it_is():
-    games, digits = batch_of(RelationalGames()), batch_of(Images())
-    image, rows, columns = picture(model_of(RelationalGames()), games, sample=1)
-    assert (rows, columns) == (3, 3)
-    np.testing.assert_allclose(image, games.inputs[1].permute(1, 2, 0))
-    image, rows, columns = picture(model_of(Images()), digits, sample=2)
-    assert (rows, columns, image.shape) == (4, 4, (8, 8, 3))
-    np.testing.assert_allclose(image[..., 1], (digits.inputs[2, 0] + 1) / 2)
-    bright = dataclasses.replace(digits, inputs=digits.inputs.clone())
-    bright.inputs[2] = 0.2  # from -1 to 1, it was drawn as 0.2 of 0 to 1
-    np.testing.assert_allclose(picture(model_of(Images()), bright, sample=2)[0], 0.6)
-    deep = dataclasses.replace(digits, inputs=torch.rand(1, 4, 8, 8))  # the fourth channel is no colour
-    settings = ph.TransformerConfig(ph.Patches((4, 8, 8), (2, 2)), ph.Classes(2), dim=16, heads=DUAL)
-    np.testing.assert_allclose(picture(ph.Transformer(settings), deep)[0], deep.inputs[0, :3].permute(1, 2, 0))
-    assert picture(model_of(EASY), batch_of(EASY)) is None
-
-
 def test_mistakes_are_one_line():
     task = RelationalGames()
     model, batch = model_of(task), batch_of(task)
     baseline = build(ph.CoRelNetConfig(*task.ends, dim=8))
     for wrong, line in (
         (lambda: look(model, batch, sample=3), "look: sample must be an integer in [-3, 3) but is 3"),
-        (lambda: picture(model, batch, sample=9), "look: sample must be an integer in [-3, 3) but is 9"),
         (lambda: look(baseline, batch), "look: the model must have attention (taps=...), got a CoRelNet"),
     ):
         with refusing(line):

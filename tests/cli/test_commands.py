@@ -68,7 +68,7 @@ def test_help_begins_without_torch():
         ("recipes", ["fuzzy-hyla", "games-dual", "polyhead train NAME"]),
         ("figures", ["fig-2c", "small, short, paper", "polyhead reproduce NAME"]),
         ("tasks", ["FuzzyLogic", "compositional", "held_out=0.5", "r2"]),
-        ("mechanisms --dim 64 --heads 4 --length 10", ["Disentangled", "; 4 heads: 24,576", "s: keys a token"]),
+        ("mechanisms", ["Disentangled", "; 8 heads: 98,304", "s: keys a token"]),
         ("implementations", ["softmax", "hyla", "reference", "native"]),
         ("models", ["fuzzy-hyla-1", "r2 0.949", "polyhead eval NAME"]),
     ],
@@ -202,7 +202,7 @@ def test_eval_scores_splits_beside_their_baselines_and_changes_nothing(capsys):
     scores = read_result("here").scores["compositional"]
     assert f"{scores['r2']:.3f} ± {scores['r2_se']:.3f}" in text
     assert all(name in text for name in ("context mean", "gaussian process", "ceiling"))
-    assert ask(capsys, f"{command} --deterministic") == text
+    assert ask(capsys, command) == text
     assert ask(capsys, f"{command} --checkpoint 2") != text
     assert ask(capsys, f"{command} --seed 9") != text
     assert {path.name: path.read_bytes() for path in pathlib.Path("here").iterdir()} == before

@@ -35,8 +35,6 @@ VALUES = {
     "probe RUN --sequences -1": "probe: sequences must be at least 2 but is -1",
     "report RUN/..": "holds no config.json, so it is not a run",
     "list mechanism": "polyhead list: unknown kind 'mechanism'; did you mean 'mechanisms'?",
-    "list tasks --dim 64": "polyhead list: --dim is for mechanisms, not for tasks",
-    "list mechanisms --dim 10": "polyhead list: --heads must divide --dim 10 but is 8",
     "list tasks RUN": "polyhead list: a folder is for runs, not for tasks",
     "list runs nowhere": "list runs: nowhere does not exist",
     "compare RUN RUN/.": "compare: give at least two runs, got 1",

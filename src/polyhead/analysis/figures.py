@@ -354,12 +354,10 @@ def heat(
     numbers: bool = True,
     grouped: bool = True,
     names_once: bool = False,
-    picture: tuple[Float[Array, "height width 3"], int, int] | None = None,
 ) -> "Figure":
     """Matrices side by side on one colour scale: (title, values, row names, column names).
 
     `grouped`: adjacent equal names form a group with one label, and a line separates groups.  NaN is an empty cell.
-    `picture`: an image as the first panel, with its numbers of rows and columns of patches; patches are numbered.
     `limits`: default to the range of the values; with both signs, 0 is white and the limits are symmetric.
     `label`: the name of the scale.  `numbers`: writes the values into matrices of up to 16 by 16.  `names_once`:
     rows are named at the first matrix of each row of panels, columns at the lowest; for matrices of the same names.
@@ -382,10 +380,8 @@ def heat(
         tall = max(tall, len(_name_groups(rows, grouped)))
         wide = max(wide, len(_name_groups(names, grouped)))
     size = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
-    count = len(panels) + (picture is not None)
+    count = len(panels)
     figure, grid = panel_grid(math.ceil(count / columns), min(columns, count), size)
-    if picture is not None:
-        _draw_patches(grid.pop(0), *picture)
 
     colour_map = "RdBu_r" if low < 0 < high else "cividis"
     for i, (axes, (title, values, rows, names)) in enumerate(zip(grid, panels, strict=False)):
@@ -397,12 +393,11 @@ def heat(
             vmin=low,
             vmax=high,
         )
-        position = i + (picture is not None)
         _name_axis(axes.yaxis, axes.axhline, rows, grouped)
         _name_axis(axes.xaxis, axes.axvline, names, grouped)
-        if names_once and i > 0 and position % columns != 0:
+        if names_once and i % columns != 0:
             axes.set_yticks([])
-        if names_once and position + columns < count:  # another panel is below
+        if names_once and i + columns < count:  # another panel is below
             axes.set_xticks([])
         axes.spines[:].set_visible(False)
         axes.set_facecolor(EMPTY_CELL)  # white would mean 0
@@ -455,19 +450,6 @@ def _name_axis(axis: Any, draw_line: Any, names: Sequence[str], grouped: bool) -
     if len(groups) < len(names):
         for first in firsts[1:]:
             draw_line(first - 0.5, color="white", lw=1.5)
-
-
-def _draw_patches(axes: "Axes", pixels: Array, rows: int, columns: int) -> None:
-    """Draw an image with its patches numbered from 1, row by row."""
-    axes.imshow(pixels, extent=(0, columns, rows, 0), interpolation="nearest")
-    axes.set_xticks(range(columns + 1), [""] * (columns + 1))
-    axes.set_yticks(range(rows + 1), [""] * (rows + 1))
-    axes.grid(color="white", lw=0.5)
-    axes.tick_params(length=0)
-    box = {"facecolor": "black", "alpha": 0.45, "pad": 0.8, "linewidth": 0}
-    for i in range(rows * columns):
-        x, y = i % columns + 0.08, i // columns + 0.12
-        axes.text(x, y, str(i + 1), ha="left", va="top", fontsize=6, color="white", bbox=box)
 
 
 def _write_numbers(axes: "Axes", values: Array, image: Any) -> None:

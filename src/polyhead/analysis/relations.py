@@ -20,7 +20,6 @@ from polyhead.layers.taps import GroupTaps, Taps
 
 Array = np.ndarray
 Names = tuple[str, ...]
-Picture = tuple[Float[Array, "height width 3"], int, int]
 
 
 @dataclass(frozen=True)
@@ -71,23 +70,6 @@ def look(model: nn.Module, batch: Batch, *, sample: int = 0, task: Task | None =
     sample = within("look", "sample", sample, len(batch.inputs))
     batch = batch.map(lambda array: array[sample : sample + 1])
     return [_layer(model, batch, taps, i, task) for i, taps in enumerate(capture(model, batch))]
-
-
-def picture(model: nn.Module, batch: Batch, *, sample: int = 0) -> Picture | None:
-    """The image whose patches are the tokens, with colours from 0 to 1, and its numbers of rows and columns of patches.
-
-    None for a model that does not read images.  Patch n (from 1, row by row) is token n.
-    """
-    end = _inputs(model, source=False)
-    if not isinstance(end, Patches):
-        return None
-    pixels = as_array(batch.inputs[within("look", "sample", sample, len(batch.inputs))]).astype(float)
-    # Decided by all images, as one bright image has no negative numbers.
-    if batch.inputs.min() < 0:
-        pixels = (pixels + 1) / 2
-    channels, height, width = end.image
-    colours = pixels[[0, min(1, channels - 1), min(2, channels - 1)]]
-    return np.clip(colours, 0, 1).transpose(1, 2, 0), height // end.patch[0], width // end.patch[1]
 
 
 def _inputs(model: nn.Module, *, source: bool) -> object:

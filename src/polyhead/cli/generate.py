@@ -4,9 +4,10 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from polyhead.cli.output import emit, escape
+from polyhead.cli.output import emit
 from polyhead.cli.parse import Device, RunFolder
 from polyhead.spec.shapes import check_number
+from polyhead.train.messages import escape
 
 if TYPE_CHECKING:
     from polyhead.config import Run

@@ -10,7 +10,7 @@ import tyro
 
 from polyhead.cli.output import Row, emit, write, write_table
 from polyhead.cli.parse import RunFolders
-from polyhead.spec.shapes import check_number, one_of
+from polyhead.spec.shapes import one_of
 
 if TYPE_CHECKING:
     from polyhead.config import Task
@@ -32,31 +32,21 @@ Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metava
 
 
 # --------------------------------------------------------------------------------- the commands list, compare and table
-def list_all(
-    what: What, folders: Folders = (), dim: int | None = None, heads: int | None = None, length: int | None = None
-) -> int:
+def list_all(what: What, folders: Folders = ()) -> int:
     """List recipes, figures, tasks, mechanisms, implementations, trained models, or the runs in a folder.
 
     examples:
       polyhead list recipes
       polyhead list runs
-      polyhead list mechanisms --dim 512 --heads 8 --length 1024
+      polyhead list mechanisms
 
     Args:
         what: recipes, figures, tasks, mechanisms, implementations, models or runs.
         folders: For runs: folders to search, at any depth (default: runs).
-        dim: For mechanisms: the model width for the numbers (default: 128).
-        heads: For mechanisms: heads in a layer (default: 8).
-        length: For mechanisms: tokens in a sequence (default: 256).
     """
     from polyhead.scale.records import records
 
     what = one_of("polyhead list", "kind", what, [*LISTS, "mechanisms", "runs"])
-    # An option without effect is refused: its user would believe that it had one.
-    options = {"dim": dim, "heads": heads, "length": length}
-    sizes = {name: value for name, value in options.items() if value is not None}
-    if sizes and what != "mechanisms":
-        raise ValueError(f"polyhead list: --{next(iter(sizes))} is for mechanisms, not for {what}")
     if folders and what != "runs":
         raise ValueError(f"polyhead list: a folder is for runs, not for {what}")
     if what == "runs":
@@ -64,7 +54,7 @@ def list_all(
         emit(run_records.rows, lambda: write_records(run_records, "Runs", folders=True))
         return 0
     if what == "mechanisms":
-        rows, legend = mechanisms(**sizes)
+        rows, legend = mechanisms()
     else:
         make_rows, legend = LISTS[what]
         rows = make_rows()
@@ -209,10 +199,6 @@ def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[
     from polyhead.config.extensions import added
     from polyhead.spec import MECHANISMS, SYMBOLS, amount
 
-    for name, value in (("dim", dim), ("heads", heads), ("length", length)):
-        check_number("polyhead list", f"--{name}", value, 1)
-    if dim % heads:
-        raise ValueError(f"polyhead list: --heads must divide --dim {dim} but is {heads}")
     head_dim = dim // heads
     sizes = {"m": dim, "h": heads, "s": length, "r": heads, "d": head_dim, "e": head_dim, "p": head_dim}
 

@@ -7,14 +7,13 @@ import json
 import os
 import shutil
 import sys
-import unicodedata
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from polyhead.train.messages import print_notice
+from polyhead.train.messages import escape, print_notice
 from polyhead.train.progress import QUIET
 
 WIDTH = 120
@@ -69,21 +68,6 @@ def printing(json: bool, quiet: bool) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
-
-
-def escape(text: str) -> str:
-    """`text` with control characters written as escapes; line ends and tabs stay.
-
-    >>> escape("red \\x1b[31m, an end\\n")
-    'red \\\\x1b[31m, an end\\n'
-    """
-    characters = []
-    for character in text:
-        is_control = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
-        if is_control and character not in "\n\t":
-            character = repr(character)[1:-1]
-        characters.append(character)
-    return "".join(characters)
 
 
 def write(text: str) -> None:

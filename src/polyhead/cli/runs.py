@@ -1,17 +1,14 @@
 """The commands eval, probe, report and explore: for runs that exist."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from polyhead.cli.output import emit, write, write_table
-from polyhead.cli.parse import Deterministic, Device, RunFolder, RunFolders
+from polyhead.cli.parse import Device, RunFolder, RunFolders
 from polyhead.cli.train import write_scores
 from polyhead.spec.shapes import check_number
-
-if TYPE_CHECKING:
-    import torch
 
 Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 
@@ -23,7 +20,6 @@ def evaluate(
     batch_size: int | None = None,
     seed: int | None = None,
     device: Device = "auto",
-    deterministic: Deterministic = False,
     checkpoint: str = "newest",
 ) -> int:
     """Score a trained run on the splits of its task, with the task's baselines and ceiling.
@@ -43,8 +39,9 @@ def evaluate(
         checkpoint: newest, or the step of a kept checkpoint.
     """
     from polyhead import train
+    from polyhead.train.device import pick_device
 
-    device_of_run = _pick_device(device, deterministic)
+    device_of_run = pick_device(device)
     config, model = train.load_model(run, device_of_run, checkpoint)
     settings = config.train
     if batches is None:
@@ -73,13 +70,7 @@ def evaluate(
     return 0
 
 
-def probe(
-    run: RunFolder,
-    sequences: int = 4096,
-    seed: int = 0,
-    device: Device = "auto",
-    deterministic: Deterministic = False,
-) -> int:
+def probe(run: RunFolder, sequences: int = 4096, seed: int = 0, device: Device = "auto") -> int:
     """Predict the parts of a task from the latent code of each layer by linear probes, on unseen tasks.
 
     examples:
@@ -90,9 +81,10 @@ def probe(
         seed: Seed of the sequences.
     """
     from polyhead import analysis, train
+    from polyhead.train.device import pick_device
 
     config = train.read_config(run)
-    device_of_run = _pick_device(device, deterministic)
+    device_of_run = pick_device(device)
     with train.fast_products(config.fast_products and device_of_run.type == "cpu"):
         rows = analysis.probe_run(run, sequences=sequences, seed=seed, device=device_of_run)
     # Layers count from 0 in Python but from 1 for readers.
@@ -151,12 +143,3 @@ def explore(model: Model, text: str, out: Path = Path("explore.html"), device: D
     path = explore_folder(model, text, out, device=pick_device(device))
     emit(lambda: {"explore": path}, lambda: write(f"explore: {path}"))
     return 0
-
-
-def _pick_device(name: str, deterministic: bool) -> "torch.device":
-    from polyhead.train.device import be_deterministic, pick_device
-
-    device = pick_device(name)
-    if deterministic:
-        be_deterministic()
-    return device

@@ -29,13 +29,12 @@ class Baseline:
 class Words:
     """The words of a task.
 
-    `splits`: names of splits ("new shapes"), if the usual ones are not clear.  `question`: what a sample asks
-    ("Are they a set?").  `metric`: the name of the main metric and its meaning.  `baselines`: by their names in
-    `task.baselines`.  `part`: what a task combines ("term"), for reports on the latent code.
+    `splits`: names of splits ("new shapes"), if the usual ones are not clear.  `metric`: the name of the main metric
+    and its meaning.  `baselines`: by their names in `task.baselines`.  `part`: what a task combines ("term"), for
+    reports on the latent code.
     """
 
     splits: Mapping[str, str] = field(default_factory=dict)
-    question: str = "Answer"
     metric: tuple[str, str] | None = None
     baselines: Mapping[str, Baseline] = field(default_factory=dict)
     part: str = "part"

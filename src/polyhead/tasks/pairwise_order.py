@@ -52,7 +52,6 @@ class PairwiseOrder(Classification):
     length: ClassVar[int] = 2
     items: ClassVar[str] = "pairs"
     words: ClassVar[Words] = Words(
-        question="Is the first before the second?",
         splits={"compositional": "unseen pairs"},
         metric=ACCURACY,
         baselines={"chance": CHANCE, "known_pairs": KNOWN_PAIRS, "known_objects": KNOWN_OBJECTS},

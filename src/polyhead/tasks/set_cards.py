@@ -60,7 +60,6 @@ class SetCards(Classification):
     length: ClassVar[int] = 3
     items: ClassVar[str] = "triples"
     words: ClassVar[Words] = Words(
-        question="Are they a set?",
         splits={"compositional": "unseen triples"},
         metric=ACCURACY,
         baselines={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},

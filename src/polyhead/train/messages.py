@@ -3,8 +3,24 @@
 import contextlib
 import os
 import sys
+import unicodedata
 from collections.abc import Iterator
 from typing import Any
+
+
+def escape(text: str) -> str:
+    """`text` with control characters written as escapes; line ends and tabs stay.
+
+    >>> escape("red \\x1b[31m, an end\\n")
+    'red \\\\x1b[31m, an end\\n'
+    """
+    characters = []
+    for character in text:
+        is_control = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+        if is_control and character not in "\n\t":
+            character = repr(character)[1:-1]
+        characters.append(character)
+    return "".join(characters)
 
 
 def print_notice(text: str) -> None:

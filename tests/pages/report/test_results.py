@@ -12,6 +12,7 @@ from reported import TASK, fabricate, folders, run_of, scored, small, written
 
 import polyhead as ph
 from polyhead.pages.report import results, runs, writer as report
+from polyhead.pages.report.section import Draft
 from polyhead.tasks import RelationalGames
 
 
@@ -184,7 +185,7 @@ def test_a_folder_whose_name_is_not_utf_8_is_reported(tmp_path):
     assert "caf\\udce9: seed 0" in written([folder], tmp_path / "r.html").words
 
 
-def test_nothing_of_a_folder_reaches_the_page_unescaped(tmp_path):
+def test_nothing_of_a_folder_reaches_the_page_or_the_terminal_unescaped(tmp_path, capsys):
     (folder,) = folders(tmp_path, {"softmax": [0.7]})
     hostile = "<script>alert(1)</script>"
     folder = folder.rename(tmp_path / "<img src=x onerror=alert(2)>")
@@ -196,6 +197,8 @@ def test_nothing_of_a_folder_reaches_the_page_unescaped(tmp_path):
     assert "<script" not in page
     assert "<img" not in page
     assert page.count("&lt;script&gt;alert(1)") == 5  # title, kicker, command, environment twice
+    Draft(progress=True).tell("codes of \x1b[31m")
+    assert capsys.readouterr().err == "report: codes of \\x1b[31m\n"
 
 
 def test_one_file_without_scripts_that_asks_for_nothing(tmp_path, capsys):

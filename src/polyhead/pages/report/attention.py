@@ -6,18 +6,14 @@ They show the first finished run of each mechanism, on sequences that neither tr
 from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor
 
 from polyhead.analysis import figures
-from polyhead.analysis.capture import as_array
 from polyhead.analysis.probe import draws
-from polyhead.analysis.relations import LayerLook, look, picture
-from polyhead.config import Batch, Task
-from polyhead.layers.taps import looking
+from polyhead.analysis.relations import LayerLook, look
+from polyhead.config import Task
 from polyhead.pages.report.runs import Entry, SeedGroup, in_order
-from polyhead.pages.report.section import Draft, Section, number, slug
+from polyhead.pages.report.section import Draft, Section, slug
 from polyhead.train import load_model
-from polyhead.train.evaluation import predict
 
 EXAMPLES = 2
 # Of longer sequences the last tokens are shown.
@@ -59,17 +55,13 @@ def _drawings(entry: Entry, label: str, draft: Draft) -> list:
     """The figures of the examples of one run: one for each layer and kind of matrix."""
     run, model = load_model(entry.folder)
     (batch,) = draws(run.task, _split(run.task), EXAMPLES, seed=run.seed, purpose="look")
-    with looking(model):
-        outputs = predict(model, run.task, batch).float()
     drawings = []
     for i in range(EXAMPLES):
-        sentence = describe(run.task, batch, outputs, i)
-        image = picture(model, batch, sample=i)
         for layer in look(model, batch, sample=i, task=run.task):
             for kind, panels in matrices(layer).items():
                 if not all(np.isfinite(values).all() for _, values, _, _ in panels):
                     raise ValueError("its numbers are not finite")
-                title = f"{sentence} {layer.name.capitalize()}, {kind}."
+                title = f"Input {i + 1}, {layer.name}: {kind}."
                 if len(panels) > MAX_MATRICES:
                     title += f" The first {MAX_MATRICES} of {len(panels)}."
                 figure = figures.heat(
@@ -79,7 +71,6 @@ def _drawings(entry: Entry, label: str, draft: Draft) -> list:
                     grouped=False,
                     numbers=False,
                     names_once=True,
-                    picture=image,
                 )
                 name = slug(label, entry.run.seed, "example", i + 1, layer.name, kind)
                 drawings.append(draft.add(name, figure, title))
@@ -111,30 +102,3 @@ def matrices(layer: LayerLook) -> dict[str, list[Panel]]:
     if symbols:
         panels["symbols"] = symbols
     return panels
-
-
-def describe(task: Task, batch: Batch, outputs: Tensor, sample: int) -> str:
-    """The question of a sample, its answer, and the model's answer.
-
-    `outputs`: of the model; a decoder reads the true answer so far (teacher forcing).
-    """
-    scored = as_array(batch.scored[sample]).astype(bool)
-    targets, guesses = as_array(batch.targets[sample])[scored], as_array(outputs[sample])[scored]
-    if batch.targets.is_floating_point():
-        answer, guess = number(targets.flat[-1]), number(guesses.flat[-1])
-    else:
-        answer = _answer(task, targets.reshape(-1).tolist())
-        guess = _answer(task, guesses.argmax(-1).reshape(-1).tolist())
-    question = task.words.question
-    if question.endswith("?"):
-        answer = answer[:1].upper() + answer[1:]
-    return f"{question} {answer}; the model says {guess}."
-
-
-def _answer(task: Task, classes: Sequence[int]) -> str:
-    """The names of the classes; of a text, in which every token is scored, that of the last one."""
-    if len(classes) > MAX_TOKENS:
-        classes = classes[-1:]
-    names = [task.class_name("answer", label) for label in classes]
-    separator = "" if max(map(len, names)) < 2 else " "
-    return separator.join(names)

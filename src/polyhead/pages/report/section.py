@@ -2,7 +2,6 @@
 
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +12,7 @@ from polyhead.analysis.claims import Estimate
 from polyhead.pages.document import figure_as_svg
 from polyhead.pages.report.runs import over_seeds
 from polyhead.tasks.task import Score
+from polyhead.train.messages import escape, print_notice
 from polyhead.train.progress import wanted
 
 # The names of its columns, and its rows; the first cell of a row is its name.
@@ -46,9 +46,9 @@ class Draft:
         return figure_as_svg(figure, caption, name)
 
     def tell(self, line: str) -> None:
-        """Print a line of progress."""
+        """Print a line of progress; names of folders may come from a stranger."""
         if self.has_progress:
-            print(f"report: {line}", file=sys.stderr, flush=True)
+            print_notice(f"report: {escape(line)}")
 
 
 def number(value: float | None, digits: int = 3) -> str:

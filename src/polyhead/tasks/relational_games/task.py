@@ -86,7 +86,6 @@ class RelationalGames(Classification):
     length: ClassVar[int] = 9
     items: ClassVar[str] = "images"
     words: ClassVar[Words] = Words(
-        question="Does the relation hold?",
         splits={
             "novel": "unseen shapes",
             "novel_hexominoes": "unseen shapes (hexominoes)",

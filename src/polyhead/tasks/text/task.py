@@ -82,7 +82,6 @@ class Text(Task):
     lazy: ClassVar[bool] = True
     autoregressive: ClassVar[bool] = True
     words: ClassVar[Words] = Words(
-        question="The next token is",
         metric=(
             "Bits per byte",
             "The bits per byte of held-out text under the model, comparable between tokenizers: lower is better. A "
