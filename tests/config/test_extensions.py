@@ -70,11 +70,6 @@ def test_the_environment_brings_what_a_module_registers(theirs, monkeypatch):
     assert extensions.added("recipes").keys() == {"parity-hyla", "parity-heads"}
 
 
-def test_a_split_that_a_task_lacks_is_refused(theirs):
-    with pytest.raises(ValueError, match=r"^Parity: unknown split 'test' \(choose from train, "):
-        theirs.task.Parity().batch("test", 2, seed=0, step=0)
-
-
 def test_a_file_imports_nothing(tmp_path, monkeypatch):
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))

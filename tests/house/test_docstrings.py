@@ -1,12 +1,10 @@
-"""The text of sources and documents: examples run, files say what they are for, spelling is British, and text is UTF-8
-on every machine."""
+"""Docstrings: every file says what it is for, and examples run; output is readable on a console of ASCII."""
 
 import ast
 import doctest
 import functools
 import importlib
 import re
-import tokenize
 
 import forked
 import pytest
@@ -18,17 +16,6 @@ from some import some
 import polyhead as ph
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-
-
-def prose(path):
-    """Documents without code; docstrings and comments of sources."""
-    if path.suffix == ".md":
-        text = re.sub(r"^```.*?^```", "", path.read_text(), flags=re.M | re.S)
-    else:
-        with open(path, "rb") as file:
-            comments = [t.string for t in tokenize.tokenize(file.readline) if t.type == tokenize.COMMENT]
-        text = "\n".join([*comments, *(doc for _, doc in docstrings(path))])
-    return re.sub(r"`[^`]*`|(?<!\*)\*[^*\n]+\*(?!\*)", "", text)  # neither code nor titles
 
 
 # ----------------------------------------------------------------------------------------------------------- docstrings

@@ -143,14 +143,6 @@ def test_logits_are_lazy_from_a_size_on(text, lazy, monkeypatch):
 TOGETHER = {"precision": "bf16", "accumulate": 2, "clip": 1.0, "checkpoint": True}
 
 
-def test_everything_together(text, tmp_path, whole, lazy):
-    """bf16, parts, lazy logits, checkpointing, fused AdamW: the plain run but for bf16."""
-    run(config(text, tmp_path, **{**TOGETHER, "clip": None}), progress=False)
-    assert set(lazy) == {(4, 16, 16)}
-    assert losses(tmp_path) == pytest.approx(losses(whole), rel=0.02)
-    assert losses(tmp_path) != pytest.approx(losses(whole), rel=1e-6)
-
-
 @pytest.mark.compile
 def test_everything_together_compiled(text, tmp_path, lazy, monkeypatch):
     seen: list[nn.Module] = []

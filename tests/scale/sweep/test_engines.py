@@ -76,6 +76,13 @@ def test_ctrl_c_saves_every_worker(tiny, tmp_path, engine):
     assert "stopped and saved at step" in (folder / "worker.log").read_text()
 
 
+def test_a_signal_to_a_run_in_this_process_has_its_code(tiny, tmp_path, at_step):
+    at_step(7, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    with pytest.raises(ph.train.Interrupted, match="stopped and saved; 0 of 2 runs are done") as stop:
+        sweep([tiny("unused"), tiny("unused", name="other")], tmp_path, engine=Here(), progress=False)
+    assert stop.value.code == 75
+
+
 @pytest.mark.parametrize(("engine", "name"), [("ray-4096", "CPU"), ("ray-gpus-64", "GPU")])
 def test_resources_that_no_machine_of_ray_has_are_refused(tiny, tmp_path, engine, name):
     line, _ = sweep_apart(tmp_path / "sweep", engine, tiny("unused"))

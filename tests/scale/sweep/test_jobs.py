@@ -152,12 +152,3 @@ def test_a_folder_that_cannot_be_written_fails_alone(runs, tmp_path):
     assert outcomes[0] == Failure("tiny", log, 1, f"{log}/worker.log: cannot be written (Is a directory)")
     assert outcomes[1] == Failure("tiny", file, 2, f"run folder: {file} cannot be made (File exists)")
     assert outcomes[2].folder == folders[2]
-
-
-def test_a_folder_with_the_result_of_another_run_fails_alone(runs, tmp_path):
-    sweep(runs[:1], tmp_path, engine=Fake(), progress=False)
-    other = tmp_path / f"tiny-{ph.digest(runs[1])}"
-    (tmp_path / f"tiny-{ph.digest(runs[0])}").rename(other)
-    failure, result = sweep(runs[1:], tmp_path, engine=Fake(), progress=False)
-    assert failure.error.startswith(f"run folder: {other} already holds another run")
-    assert isinstance(result, Result)

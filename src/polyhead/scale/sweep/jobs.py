@@ -52,7 +52,7 @@ def sweep(
     unfinished = [job.run for job in jobs if job.outcome is None]
 
     def interrupt(number: int, frame: object) -> None:
-        raise Interrupted("", code_of(number))
+        raise Interrupted("stopped at once; what was saved before is kept", code_of(number))
 
     with contextlib.ExitStack() as stack:
         stack.callback(engine.close)
