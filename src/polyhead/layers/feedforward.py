@@ -77,8 +77,8 @@ class MixtureOfExperts(nn.Module):
     scores; the gate has no noise.
 
     After a forward pass `balance_loss` is `experts * sum_i f_i P_i`: f_i is the fraction of choices of expert i, and
-    P_i its mean probability under the softmax over all experts (Fedus et al. 2022, eq. 4, with all k choices counted
-    equally).  It is 1 for an even load.  Padding counts as tokens do; without tokens it is 0.
+    P_i its mean probability under the softmax over all experts (Fedus et al. 2022, eq. 4).  All k choices count the
+    same.  It is 1 for an even load.  Padding counts as tokens do; without tokens it is 0.
 
     All experts are computed for all tokens; those that were not chosen have weight 0.  So no shape depends on data.
     """
