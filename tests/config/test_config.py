@@ -85,6 +85,7 @@ MISTAKES = [
     ({"kind": "Train", "clip": 0.0}, "clip must be float > 0.0 but is 0.0"),
     ({"kind": "Rotary", "theta": 0.0}, "theta must be float > 0.0 but is 0.0"),
     ({"task": {"kind": "FuzyLogic"}}, "task: unknown kind 'FuzyLogic'; did you mean 'FuzzyLogic'? (choose from Fuzzy"),
+    ({"kind": "TransformerConfig", "positions": {"theta": 3.0}}, 'positions: "kind" is missing (choose from Rotary, R'),
     ({"kind": "Run"}, "Run needs task, model"),
     ([1], "must be an object with fields but is [1]"),
     (

@@ -136,15 +136,8 @@ def test_logits_are_by_the_embeddings_of_a_wrapped_table(wrap):
     assert idle == ([] if wrap is Bare else ["outputs.table.weight"])
 
 
-class Turns(config.Position):
-    """A user's rotation."""
-
-    def rotate(self, own, x, positions):
-        return x * (1 + positions.to(own.like.device))[..., None, None].to(x)
-
-
 @pytest.mark.compile
-@pytest.mark.parametrize("positions", [ph.Rotary(), ph.RelativeBias(), ph.Alibi(), ph.Sinusoidal(), Turns()], ids=repr)
+@pytest.mark.parametrize("positions", [ph.Rotary(), ph.RelativeBias(), ph.Alibi(), ph.Sinusoidal()], ids=repr)
 def test_off_the_meta_device_by_assigning_it_compiles_at_once(positions):
     """A compiled graph cannot compute the constants, which no state has."""
     settings = replace(WRITES, heads=(ph.Softmax(2),), dim=24, layers=1, positions=positions)

@@ -4,7 +4,7 @@
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from polyhead.config.checked import Amount, Checked, Count, Positive, choice, omitted_at_default
 from polyhead.spec import ACTS, LAYOUTS
@@ -36,22 +36,7 @@ Act = Annotated[str, choice(ACTS)]
 
 
 @dataclass(frozen=True)
-class Position(Checked):
-    """The base class of position encodings.
-
-    Your own position encoding inherits from it and has one method: `bias(own, distance)`, `rotate(own, x, positions)`
-    or `vectors(own, positions)`.  `own` has the parameters that a method `parameters(heads, dim, max_length)` returns.
-    """
-
-    usual: ClassVar[bool] = False  # a file must give the "kind"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_heir(self, Position, POSITIONS, "bias", "rotate", "vectors")
-
-
-@dataclass(frozen=True)
-class Rotary(Position):
+class Rotary(Checked):
     """Rotary embedding of q and k.  `interleaved` rotates pairs (2j, 2j+1), `half` rotates pairs (j, j + d/2)."""
 
     theta: Positive = 1e4
@@ -59,7 +44,7 @@ class Rotary(Position):
 
 
 @dataclass(frozen=True)
-class RelativeBias(Position):
+class RelativeBias(Checked):
     """T5 relative bias, one table per layer.  Keys after the query share bucket 0.
 
     By default there are as many buckets as positions, as in the HYLA paper's code.  Each of the
@@ -73,40 +58,26 @@ class RelativeBias(Position):
 
 
 @dataclass(frozen=True)
-class Alibi(Position):
+class Alibi(Checked):
     """Attention with linear biases: score - slope_h |i - j| (Press et al. 2022)."""
 
 
 @dataclass(frozen=True)
-class Learned(Position):
+class Learned(Checked):
     """A learned vector per position, added to the inputs of the first layer."""
 
 
 @dataclass(frozen=True)
-class Sinusoidal(Position):
+class Sinusoidal(Checked):
     """Sines and cosines of the position, added to the inputs of the first layer (Vaswani et al. 2017)."""
 
 
-POSITIONS: tuple[type[Position], ...] = (Rotary, RelativeBias, Alibi, Learned, Sinusoidal)
+Position = Rotary | RelativeBias | Alibi | Learned | Sinusoidal
 
 
 # -------------------------------------------------------------------------------------------------- feed-forward layers
 @dataclass(frozen=True)
-class FeedForward(Checked):
-    """The base class of feed-forward layers, which a block applies to each token separately.
-
-    Your own layer inherits from it and has a method `module(dim)`, which returns an nn.Module.
-    """
-
-    usual: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_heir(self, FeedForward, FEEDFORWARDS, "module")
-
-
-@dataclass(frozen=True)
-class Mlp(FeedForward):
+class Mlp(Checked):
     """Two linear maps with `act` between them.  `hidden` defaults to 4 x width."""
 
     hidden: Count | None = None
@@ -115,7 +86,7 @@ class Mlp(FeedForward):
 
 
 @dataclass(frozen=True)
-class Swiglu(FeedForward):
+class Swiglu(Checked):
     """W2(silu(W1 x) * W3 x).  `hidden` defaults to the multiple of 64 nearest to 8/3 width."""
 
     hidden: Count | None = None
@@ -123,7 +94,7 @@ class Swiglu(FeedForward):
 
 
 @dataclass(frozen=True)
-class Experts(FeedForward):
+class Experts(Checked):
     """Mixture of expert MLPs: the top k of a linear gate, weighted by the softmax over those k; the gate has no
     noise."""
 
@@ -140,18 +111,7 @@ class Experts(FeedForward):
             raise ValueError(f"Experts: top_k must be at most {self.experts} (experts) but is {self.top_k}")
 
 
-FEEDFORWARDS: tuple[type[FeedForward], ...] = (Mlp, Swiglu, Experts)
-
-
-def _check_heir(part: Checked, base: type, built_in: tuple[type, ...], *methods: str) -> None:
-    """Raise ValueError for a user's method in a class that inherits from one of ours: it would never be called."""
-    for parent in built_in:
-        for method in methods:
-            if isinstance(part, parent) and hasattr(part, method):
-                raise ValueError(
-                    f"{type(part).__name__}: a class with a method {method} must inherit from ph.{base.__name__} but "
-                    f"inherits from {parent.__name__}"
-                )
+FeedForward = Mlp | Swiglu | Experts
 
 
 # --------------------------------------------------------------------------------------------------------------- inputs

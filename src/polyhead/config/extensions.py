@@ -1,4 +1,4 @@
-"""Extensions by users: tasks, mechanisms, positions, feed-forward layers and recipes, by module and name.
+"""Extensions by users: tasks, mechanisms and recipes, by module and name.
 
 A file names a class outside the package as "module:Class"; its module must be imported before the file is read.
 Reading a file never imports a module.  Import it by `import`, by `--import MODULE`, or by the environment variable
@@ -13,10 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-BASES = {"Mechanism": "mechanisms", "Position": "positions", "FeedForward": "feedforwards"}
-"""Base class -> sort of the extension; a class without any of these bases is a task."""
-
-GROUPS = ("tasks", *BASES.values(), "recipes")
+GROUPS = ("tasks", "mechanisms", "recipes")
 """The sorts of extensions."""
 
 IMPORTS = "POLYHEAD_IMPORT"
@@ -36,7 +33,7 @@ class UnknownKind(ValueError):
 def register(extension: Extension, *, name: str | None = None) -> Extension:
     """Register a class or a recipe (a function that returns runs) under a name; also a decorator.
 
-    Classes are tasks, mechanisms, positions and feed-forward layers.  The command line then knows it by `name`: by
+    Classes are tasks and mechanisms.  The command line then knows it by `name`: by
     default the name of the class, or of the function with "-" for "_".  Raises ValueError for a class or function that
     another process could not import, and for a name that is taken.
     """
@@ -55,12 +52,11 @@ def register(extension: Extension, *, name: str | None = None) -> Extension:
 
 
 def _sort(extension: Callable[..., object]) -> str:
-    """The sort of an extension, from its base class; a class without any of `BASES` is a task."""
+    """The sort of an extension: a function is a recipe, and a class that is no mechanism is a task."""
     if not isinstance(extension, type):
         return "recipes"
-    for base in extension.__mro__:
-        if kind_of(base) in BASES:
-            return BASES[kind_of(base)]
+    if "Mechanism" in map(kind_of, extension.__mro__):
+        return "mechanisms"
     return "tasks"
 
 

@@ -26,8 +26,6 @@ from polyhead.config.checked import (
     omitted_at_default,
 )
 from polyhead.config.components import (
-    FEEDFORWARDS,
-    POSITIONS,
     Classes,
     FeedForward,
     Input,
@@ -200,15 +198,14 @@ class TransformerConfig(Checked):
 
 def warn_if_blind(settings: object, stacklevel: int = 3) -> None:
     """Warn (BlindToOrder) if a model of these settings cannot see the order of tokens: no positions, not causal, no
-    window, no symbols of positions.  A model with heads or feed-forward layers of a user is trusted: they may see the
-    order.
+    window, no symbols of positions.  A model with heads of a user is trusted: they may see the order.
 
     Raises ValueError for anything but a TransformerConfig.
     """
     if not isinstance(settings, TransformerConfig):
         raise ValueError(f"Transformer: a TransformerConfig was wanted but {settings!r:.60} came")
     may_see_order = settings.positions is not None or settings.causal or settings.window is not None
-    if not isinstance(settings.inputs, Tokens) or not isinstance(settings.feedforward, FEEDFORWARDS):
+    if not isinstance(settings.inputs, Tokens):
         may_see_order = True
     for group in settings._groups():
         has_positions = isinstance(group, SymbolHeads) and type(group.symbols) is not SymbolicAttention
@@ -367,7 +364,7 @@ def digest(config: Any) -> str:
 
 _KINDS = (
     *(*MECHANISMS, *typing.get_args(SymbolSource)),
-    *(*POSITIONS, *FEEDFORWARDS, *typing.get_args(Input), *typing.get_args(Output)),
+    *(*typing.get_args(Position), *typing.get_args(FeedForward), *typing.get_args(Input), *typing.get_args(Output)),
     *(*typing.get_args(Model), Decay, Train, Run),
 )
 

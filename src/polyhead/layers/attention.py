@@ -22,7 +22,6 @@ from polyhead.layers.device import Device, Placement
 from polyhead.layers.heads.functions import HeadGroup, asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, build, sums
 from polyhead.layers.norms import LayerNorm
-from polyhead.layers.own import OwnPositions
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, leave_meta, rotary_tables
 from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weight, project, value_weights, widths_of
 from polyhead.layers.symbols import build_symbols
@@ -137,18 +136,14 @@ class MultiHeadAttention(nn.Module):
 
     def _build_positions(self, positions: Positions, heads: Sequence[config.Mechanism], placement: Placement) -> None:
         """Positions rotate queries and keys (`rotary`) or add a bias to the scores (`relative`)."""
-        self.rotary: nn.ModuleDict | OwnPositions | None = None
-        self.relative: RelativePositionBias | AlibiBias | OwnPositions | None = None
+        self.rotary: nn.ModuleDict | None = None
+        self.relative: RelativePositionBias | AlibiBias | None = None
         if isinstance(positions, nn.ModuleDict):
             self.rotary = positions
         elif isinstance(positions, config.Rotary):
             self.rotary = rotary_tables(positions, [heads], self.dim, self.max_length, placement.get("device"))
         elif positions is not None:
-            module = build_bias(positions, self.total_heads, self.dim, self.max_length, **placement)
-            if isinstance(module, OwnPositions) and module.way == "rotate":
-                self.rotary = module
-            else:
-                self.relative = module
+            self.relative = build_bias(positions, self.total_heads, self.max_length, **placement)
 
     def _build_symbols(self, heads: Sequence[config.Mechanism], placement: Placement) -> None:
         """Build each distinct source of symbols once; `source_of` gives the index of each group's source."""
@@ -375,8 +370,6 @@ class MultiHeadAttention(nn.Module):
         if self.rotary is None:
             return x
         positions = call.query_positions() if are_queries else call.new_key_positions()
-        if isinstance(self.rotary, OwnPositions):
-            return self.rotary.rotate(x, positions)
         table = self.rotary[str(self.sizes[i].dim)]
         if call.positions is not None and (are_queries or call.context is None):
             return table(x, positions[..., None])

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.layers.device import Placement
-from polyhead.layers.own import OwnFeedForward
 from polyhead.ops.latent_code import act as activation, wide
 from polyhead.ops.precision import autocast_dtype
 
@@ -163,13 +162,10 @@ class MixtureOfExperts(nn.Module):
 
 def build_feedforward(
     kind: config.FeedForward, dim: int, **placement: Unpack[Placement]
-) -> MlpLayer | SwigluLayer | MixtureOfExperts | OwnFeedForward:
+) -> MlpLayer | SwigluLayer | MixtureOfExperts:
     """The feed-forward layer of a configuration."""
     if isinstance(kind, config.Mlp):
         return MlpLayer(dim, kind.hidden, act=kind.act, bias=kind.bias, **placement)
     if isinstance(kind, config.Swiglu):
         return SwigluLayer(dim, kind.hidden, kind.bias, **placement)
-    if isinstance(kind, config.Experts):
-        experts, top_k, hidden = kind.experts, kind.top_k, kind.hidden
-        return MixtureOfExperts(dim, experts, top_k, hidden, kind.act, kind.bias, **placement)
-    return OwnFeedForward(kind, dim, **placement)
+    return MixtureOfExperts(dim, kind.experts, kind.top_k, kind.hidden, kind.act, kind.bias, **placement)

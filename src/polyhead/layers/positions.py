@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.layers.device import Device, Placement
-from polyhead.layers.own import OwnPositions
 from polyhead.layers.projection import distances
 from polyhead.ops.call import sequence_of
 from polyhead.ops.latent_code import at_least_float32
@@ -88,8 +87,6 @@ def leave_meta(module: nn.Module, _: object = None) -> None:
     for part in module.modules():
         if isinstance(part, Constant):
             part(like)
-        elif isinstance(part, OwnPositions):
-            part.leave_meta(like)
 
 
 def _angle_table(dim: int, theta: float, length: int) -> Tensor:
@@ -162,9 +159,9 @@ def rotary_tables(
 
 
 def build_bias(
-    positions: config.Position | None, heads: int, dim: int, max_length: int, **placement: Unpack[Placement]
-) -> "RelativePositionBias | AlibiBias | OwnPositions":
-    """A layer's own module of positions: a bias, or a user's bias or rotation.
+    positions: object, heads: int, max_length: int, **placement: Unpack[Placement]
+) -> "RelativePositionBias | AlibiBias":
+    """A layer's own module of positions.
 
     Raises ValueError for positions that are neither.
     """
@@ -174,12 +171,7 @@ def build_bias(
         return RelativePositionBias(heads, buckets, reach, positions.bidirectional, **placement)
     if isinstance(positions, config.Alibi):
         return AlibiBias(heads, **placement)
-    strange = isinstance(positions, (config.Learned, config.Sinusoidal)) or hasattr(positions, "vectors")
-    if strange or not isinstance(positions, config.Position):
-        raise ValueError(
-            f"MultiHeadAttention: positions must be Rotary(), RelativeBias() or Alibi() but is {positions!r}"
-        )
-    return OwnPositions(positions, heads, dim, max_length, **placement)
+    raise ValueError(f"MultiHeadAttention: positions must be Rotary(), RelativeBias() or Alibi() but is {positions!r}")
 
 
 # ----------------------------------------------------------------------------------------------------- relative biases

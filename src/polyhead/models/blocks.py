@@ -9,8 +9,6 @@ from polyhead.layers.attention import MultiHeadAttention, Positions, rotary_tabl
 from polyhead.layers.block import TransformerBlock
 from polyhead.layers.device import Device, Placement
 from polyhead.layers.feedforward import build_feedforward
-from polyhead.layers.own import way_of
-from polyhead.models.inputs_outputs import are_own
 
 
 def layer_positions(settings: TransformerConfig, device: Device) -> Positions:
@@ -20,8 +18,6 @@ def layer_positions(settings: TransformerConfig, device: Device) -> Positions:
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         return rotary_tables(positions, layers, settings.dim, settings.max_length, device)
     if isinstance(positions, (config.RelativeBias, config.Alibi)):
-        return positions
-    if are_own(positions) and way_of(positions) != "vectors":
         return positions
     return None  # positions that are added to the inputs
 

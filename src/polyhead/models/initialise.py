@@ -20,9 +20,9 @@ from polyhead.config import Input, Logits, Output, Tokens
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.heads.groups import HylaHeads, SoftmaxHeads
+from polyhead.layers.heads.own import OwnHeads
 from polyhead.layers.heads.symbolic import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
-from polyhead.layers.own import OwnFeedForward, OwnParameters
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
 from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
 from polyhead.spec import PRESETS
@@ -34,7 +34,7 @@ TRUNCATION = 0.87962566103423978
 # Modules that initialise their own parameters under every preset.
 NORMS_AND_TABLES = (RMSNorm, LayerNorm, RelativePositionBias, LearnedPositions)
 SOURCES_OF_SYMBOLS = (SymbolicAttention, PositionSymbols, RelativeSymbols)
-OWN_RULE = (*NORMS_AND_TABLES, *SOURCES_OF_SYMBOLS, SoftmaxHeads, MixtureOfExperts, OwnParameters, OwnFeedForward)
+OWN_RULE = (*NORMS_AND_TABLES, *SOURCES_OF_SYMBOLS, SoftmaxHeads, OwnHeads, MixtureOfExperts)
 
 
 @torch.no_grad()
@@ -43,15 +43,9 @@ def initialise(model: nn.Module, preset: str) -> None:
     one_of("initialise", "preset", preset, PRESETS)
     if all(parameter.is_meta for parameter in model.parameters()):
         return  # the meta device has nothing to fill, and checking each parameter would take most of the time
-    # Joint projections are filled in parts below, and a user's feed-forward layer fills its own modules.
-    initialised = set()  # by the module around them
+    joint = {id(module.qkv) for module in model.modules() if isinstance(module, MultiHeadAttention)}
     for module in model.modules():
-        if isinstance(module, MultiHeadAttention):
-            initialised.add(id(module.qkv))
-        elif isinstance(module, OwnFeedForward):
-            initialised.update(map(id, module.layer.modules()))
-    for module in model.modules():
-        if id(module) in initialised:
+        if id(module) in joint:  # filled in parts, with the attention around it
             continue
         if isinstance(module, MultiHeadAttention):
             # Queries, keys and values each have their own number of rows as fan-out, as separate maps would.

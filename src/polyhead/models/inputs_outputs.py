@@ -1,7 +1,7 @@
 """The inputs and outputs of a model: modules from tokens, vectors or images to the model width, and from it to logits,
 values or classes."""
 
-from typing import TypeGuard, Unpack
+from typing import Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -9,10 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
-from polyhead.config.components import POSITIONS
 from polyhead.layers.device import Placement
 from polyhead.layers.norms import LayerNorm
-from polyhead.layers.own import OwnVectors, way_of
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions
 from polyhead.layers.projection import plain
 from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
@@ -315,21 +313,13 @@ def build_input(end: config.Input, dim: int, **placement: Unpack[Placement]) -> 
 
 def input_positions(
     settings: config.TransformerConfig, **placement: Unpack[Placement]
-) -> LearnedPositions | SinusoidalPositions | OwnVectors | None:
+) -> LearnedPositions | SinusoidalPositions | None:
     """The module of positions that are added to the inputs, or None."""
-    if are_own(settings.positions) and way_of(settings.positions) == "vectors":
-        heads = sum(group.heads for group in settings.layer_heads(0))
-        return OwnVectors(settings.positions, heads, settings.dim, settings.max_length, **placement)
     if isinstance(settings.positions, config.Learned):
         return LearnedPositions(settings.max_length, settings.dim, **placement)
     if isinstance(settings.positions, config.Sinusoidal):
         return SinusoidalPositions(settings.max_length, settings.dim, **placement)
     return None
-
-
-def are_own(positions: config.Position | None) -> TypeGuard[config.Position]:
-    """Whether the positions are a user's."""
-    return positions is not None and not isinstance(positions, POSITIONS)
 
 
 def build_output(end: config.Output, source: InputEnd, dim: int, **placement: Unpack[Placement]) -> OutputEnd:

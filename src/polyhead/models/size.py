@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from polyhead.config import Experts, Mlp, Model, Swiglu, TransformerConfig
+from polyhead.config import FeedForward, Model, TransformerConfig
 from polyhead.models.build import build
 
 M = TypeVar("M", bound=Model)
@@ -80,17 +80,14 @@ def resized(settings: M, field: str, width: int) -> M:
         return dataclasses.replace(settings, **changed)
     if field != "hidden":
         raise ValueError(f'match: field must be "hidden" but is {field!r}')
-    kind = settings.feedforward
-    if not isinstance(kind, (Mlp, Swiglu, Experts)):
-        raise ValueError(f"match: {type(kind).__name__} is not of this package, so its width cannot be matched")
-    changes: dict[str, Any] = {"feedforward": dataclasses.replace(kind, hidden=width)}
+    changes: dict[str, Any] = {"feedforward": dataclasses.replace(settings.feedforward, hidden=width)}
     if settings.encoder is not None:
         changes["encoder"] = resized(settings.encoder, field, width)
     return dataclasses.replace(settings, **changes)
 
 
 def _value(settings: Model, field: str) -> str:
-    feedforward: Mlp | Swiglu | Experts | None = getattr(settings, "feedforward", None)
+    feedforward: FeedForward | None = getattr(settings, "feedforward", None)
     if feedforward is not None:
         return f"{field} {feedforward.hidden}"
     return f"{field} {getattr(settings, field)}"

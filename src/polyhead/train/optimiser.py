@@ -18,9 +18,9 @@ from polyhead.config import Train
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
 from polyhead.layers.heads.groups import HylaHeads
+from polyhead.layers.heads.own import OwnHeads
 from polyhead.layers.heads.symbolic import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
-from polyhead.layers.own import OwnFeedForward, OwnParameters
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
 from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
 
@@ -52,7 +52,7 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
     Raises ValueError for a module type that is not in the table: a new layer must declare its parameters.
     """
     qkv = {id(m.qkv.bias) for m in model.modules() if isinstance(m, MultiHeadAttention) and m.qkv.bias is not None}
-    members = [m for m in model.modules() if isinstance(m, (OwnParameters, OwnFeedForward))]
+    members = [m for m in model.modules() if isinstance(m, OwnHeads)]
     kinds = {id(p): "weights" if p.ndim > 1 else "norms" for module in members for p in module.parameters()}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):

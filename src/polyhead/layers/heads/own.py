@@ -8,18 +8,18 @@ name.  `attend` and `parameters` are optional: by default the output is the sum 
 have as many heads as queries.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, Unpack, runtime_checkable
 
+import torch
 from einops import einsum
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyhead.config import Mechanism
 from polyhead.config.sizes import Sizes
 from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import Functions, HeadGroup
-from polyhead.layers.own import OwnParameters
 from polyhead.ops.latent_code import drop, share
 
 
@@ -30,8 +30,8 @@ class HasCode(Protocol):
     code: Callable[..., Tensor]
 
 
-class OwnHeads(HeadGroup, OwnParameters):
-    """A group of heads of a user's mechanism, with its parameters."""
+class OwnHeads(HeadGroup):
+    """A group of heads of a user's mechanism, with the parameters that its method `parameters` returns, if any."""
 
     kind = normalise = "own"
     act = "identity"
@@ -43,7 +43,24 @@ class OwnHeads(HeadGroup, OwnParameters):
         self.mechanism = mechanism
         self.attend = partial(attend, self)
         self.functions = Functions(self.attend, partial(code, self), is_user_defined=True)
-        self._hold(mechanism, (sizes.heads, sizes.dim, sizes.value_dim), **placement)
+        device, dtype = placement.get("device"), placement.get("dtype")
+        for name, value in self._initial().items():
+            if hasattr(self, name) or not isinstance(value, Tensor):
+                kind = type(mechanism).__name__
+                raise ValueError(f"{kind}: parameter {name!r} must be a tensor under a name that is free")
+            parameter = value.detach().to(device=device, dtype=dtype or value.dtype, copy=True)  # it may be a constant
+            setattr(self, name, nn.Parameter(parameter))
+
+    def _initial(self) -> Mapping[str, Tensor]:
+        if not hasattr(self.mechanism, "parameters"):
+            return {}
+        return self.mechanism.parameters(self.sizes.heads, self.sizes.dim, self.sizes.value_dim)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Begin anew, from torch's default generator."""
+        for name, value in self._initial().items():
+            getattr(self, name).copy_(value)
 
 
 def code(heads: OwnHeads, q: Tensor, k: Tensor, **limits: Any) -> Tensor:

@@ -272,7 +272,7 @@ def check_model(caller: str, model: Transformer, steps: int) -> None:
 def reach(settings: config.TransformerConfig) -> int | None:
     """The most tokens a model can read; None if it has no limit: without positions, with relative bias or ALiBi."""
     positions = settings.positions
-    if isinstance(positions, (config.Rotary, config.Learned, config.Sinusoidal)) or hasattr(positions, "vectors"):
+    if isinstance(positions, (config.Rotary, config.Learned, config.Sinusoidal)):
         return settings.max_length
     for layer in range(settings.layers):
         for group in settings.layer_heads(layer):
