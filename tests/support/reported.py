@@ -13,6 +13,7 @@ import polyhead as ph
 from polyhead.config import save
 from polyhead.pages.report import codes, writer
 from polyhead.tasks import FuzzyLogic
+from polyhead.train.store.folder import Result, write_result
 
 TASK = FuzzyLogic(variables=3, terms=2, length=8)
 HEADS = {"softmax": ph.Softmax(4), "hyla": ph.Hyla(4), "linear": ph.Linear(4)}
@@ -45,17 +46,10 @@ def fabricate(
         rows = [*LOSSES, *scored(60, metric, **dict.fromkeys(scores or ("iid", "compositional"), 0.4))]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if scores is not None:
-        result = {
-            "name": run.name,
-            "digest": ph.digest(run),
-            "steps": 100,
-            "seconds": 60.0 + run.seed,
-            "parameters": 1234,
-            "command": f"polyhead train {run.name} <fast>",
-            "environment": {"torch": "2.0"},
-            "scores": {s: {"loss": 0.1, metric: mean, f"{metric}_se": error} for s, (mean, error) in scores.items()},
-        }
-        (folder / "result.json").write_text(json.dumps(result))
+        by_split = {s: {"loss": 0.1, metric: mean, f"{metric}_se": error} for s, (mean, error) in scores.items()}
+        command, about = f"polyhead train {run.name} <fast>", {"torch": "2.0"}
+        seconds = 60.0 + run.seed
+        write_result(Result(run.name, ph.digest(run), 100, seconds, 1234, by_split, command, about, folder))
     return folder
 
 

@@ -324,21 +324,18 @@ class Run(Checked):
             raise ValueError(f"Run: folder must be a path, got {self.folder!r}")
 
     def __repr__(self) -> str:
-        task, train = type(self.task).__name__, f"{self.train.steps} steps of {self.train.batch_size}"
-        return f"Run({self.name!r}, {task}, {self._model()}, {train}, seed={self.seed}, digest={digest(self)!r})"
-
-    def _model(self) -> str:
         """
         >>> from polyhead.tasks import FuzzyLogic
-        >>> task = FuzzyLogic()
-        >>> Run(task, TransformerConfig(*task.ends, heads=[Softmax(2), Hyla(6)]))._model()
-        'Transformer(dim=128, layers=2, heads=[Softmax(2), Hyla(6)])'
+        >>> Run(FuzzyLogic(), TransformerConfig(*FuzzyLogic().ends, heads=[Softmax(2), Hyla(6)]))
+        Run('run', FuzzyLogic, Transformer(dim=128, layers=2, heads=[Softmax(2), Hyla(6)]), 1000 steps of ...)
         """
-        if not isinstance(self.model, TransformerConfig):
-            return type(self.model).__name__
-        groups = ", ".join(f"{type(group).__name__}({group.heads})" for group in self.model.layer_heads(0))
-        layer = " in the first layer" * self.model.per_layer
-        return f"Transformer(dim={self.model.dim}, layers={self.model.layers}, heads=[{groups}]{layer})"
+        model = type(self.model).__name__
+        if isinstance(self.model, TransformerConfig):
+            groups = ", ".join(f"{type(group).__name__}({group.heads})" for group in self.model.layer_heads(0))
+            layer = " in the first layer" * self.model.per_layer
+            model = f"Transformer(dim={self.model.dim}, layers={self.model.layers}, heads=[{groups}]{layer})"
+        task, train = type(self.task).__name__, f"{self.train.steps} steps of {self.train.batch_size}"
+        return f"Run({self.name!r}, {task}, {model}, {train}, seed={self.seed}, digest={digest(self)!r})"
 
     @property
     def transformer(self) -> TransformerConfig:

@@ -19,8 +19,6 @@ from polyhead.config.checked import part_classes
 from polyhead.config.extensions import UnknownKind, find, kind_of
 from polyhead.spec.shapes import one_of
 
-Name = typing.TypeVar("Name")
-Value = typing.TypeVar("Value")
 MAX_ALIASES = 20
 
 
@@ -214,6 +212,6 @@ def legal(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def numbers(scores: Mapping[Name, Value | None]) -> dict[Name, Value | float]:
+def numbers(scores: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `legal` for a table of scores: null becomes NaN."""
     return {name: math.nan if value is None else value for name, value in scores.items()}

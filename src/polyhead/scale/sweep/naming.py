@@ -106,11 +106,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
 
 
 def words(fields: Mapping[str, object]) -> str:
-    """Return the fields as text, without empty ones.
-
-    >>> words({"lr": 0.003, "seed": 1, "depth": ""})
-    'lr=0.003 seed=1'
-    """
+    """Return the fields as text, without empty ones: lr=0.003 seed=1."""
     texts = []
     for name, value in fields.items():
         if value != "":
