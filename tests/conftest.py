@@ -21,8 +21,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it would be ignored,
 torch.utils._device._device_constructors()  # torch remembers them: its own torch.empty, before it is poisoned
 
 LONGEST = (
-    *("test_docs.py", "test_devices.py", "test_engines.py", "test_field.py", "test_trainer.py", "test_notebooks.py"),
-    *("test_03_ops.py", "test_07_sweep.py", "test_08_two_processes.py", "test_bad_input.py"),
+    *("test_docs.py", "test_devices.py", "test_engines.py", "test_trainer.py", "test_notebooks.py"),
+    *("test_03_ops.py", "test_07_sweep.py", "test_08_two_processes.py"),
 )
 """Begun with, so that no worker is left with one of them when the others have finished."""
 

@@ -61,6 +61,12 @@ def test_other_fields_do_not_change_the_losses(tiny, tmp_path, whole):
     assert rows(tmp_path, "train") == rows(whole, "train")
 
 
+def test_a_run_without_evaluations_is_done_without_scores(tiny, tmp_path, whole):
+    assert run(tiny(tmp_path, evaluate=()), progress=False).scores == {}
+    assert rows(tmp_path) == rows(whole, "train")
+    assert ph.records(tmp_path).cells(states=True) == [{"run": "tiny", "state": "done", "step": "12/12"}]
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision(tiny, tmp_path, whole, precision):
     run(tiny(tmp_path, precision=precision, clip=100.0), progress=False)
