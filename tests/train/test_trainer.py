@@ -131,9 +131,7 @@ def test_another_runs_result_is_not_ours(tiny, tmp_path):
     for seed in (7, 8):
         run(tiny(tmp_path / str(seed), steps=1, seed=seed), progress=False)
     (tmp_path / "8" / "result.json").rename(tmp_path / "7" / "result.json")
-    with pytest.raises(
-        ValueError, match=r"result.json is that of run [0-9a-f]{12} but the folder's run is [0-9a-f]{12}$"
-    ):
+    with pytest.raises(ValueError, match=r"result.json is that of run [0-9a-f]{12}, not of [0-9a-f]{12}$"):
         run(tiny(tmp_path / "7", steps=1), progress=False)
 
 

@@ -147,10 +147,8 @@ class Patches(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.image[1] % self.patch[0] or self.image[2] % self.patch[1]:
-            raise ValueError(
-                f"Patches: patches of {self.patch[0]} x {self.patch[1]} do not divide an image of "
-                f"{self.image[1]} x {self.image[2]} (height x width)"
-            )
+            patch, image = " x ".join(map(str, self.patch)), " x ".join(map(str, self.image[1:]))
+            raise ValueError(f"Patches: patches of {patch} do not divide an image of {image} (height x width)")
 
     @property
     def count(self) -> int:

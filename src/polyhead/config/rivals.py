@@ -104,10 +104,7 @@ class AbstractorConfig(Checked):
         super().__post_init__()
         _check_pool(self)
         if isinstance(self.symbols, RelativeSymbols):
-            raise ValueError(
-                "AbstractorConfig: symbols must be one for each object, such as PositionSymbols(), "
-                f"but is {self.symbols!r}"
-            )
+            raise ValueError(f"AbstractorConfig: symbols must be one for each object but is {self.symbols!r}")
         if self.symbols.dim not in (None, self.dim):
             raise ValueError(f"AbstractorConfig: symbols are its stream, of width {self.dim}, not {self.symbols.dim}")
 

@@ -134,9 +134,8 @@ class TransformerConfig(Checked):
         """Raise ValueError for causal heads that would read later queries."""
         for group in (*self._groups(), *self.layer_cross_heads(0)):
             if group.reads_all_queries and (self.causal or self.window is not None):
-                raise ValueError(
-                    "TransformerConfig: network='sequence' reads all queries: give no causal and no window"
-                )
+                text = "network='sequence' reads all queries: give no causal and no window"
+                raise ValueError(f"TransformerConfig: {text}")
 
     def _check_encoder(self) -> None:
         if self.encoder is None:
@@ -148,15 +147,11 @@ class TransformerConfig(Checked):
         for i in range(self.layers):
             heads = sum(group.heads for group in self.layer_heads(i))
             if self.cross_heads is None and self.dim % heads:
-                raise ValueError(
-                    f"TransformerConfig: {heads} heads that look at the encoder, as many as layer {i} has, do not "
-                    f"divide dim {self.dim}: give cross_heads="
-                )
+                text = f"{heads} heads, as many as layer {i} has, do not divide dim {self.dim}: give cross_heads="
+                raise ValueError(f"TransformerConfig: {text}")
         for group in self.layer_cross_heads(0):
             if isinstance(group, SymbolHeads) and isinstance(group.symbols, RelativeSymbols):
-                raise ValueError(
-                    "TransformerConfig: cross_heads look at another sequence, which has no RelativeSymbols"
-                )
+                raise ValueError("TransformerConfig: cross_heads see another sequence, which has no RelativeSymbols")
 
     def _groups(self) -> list[Mechanism]:
         """The head groups of all layers, without those that attend to the encoder."""

@@ -75,9 +75,7 @@ def _kind(owner: nn.Module, name: str, parameter: nn.Parameter, path: str) -> st
     if isinstance(owner, (nn.Embedding, LearnedPositions, SymbolicAttention, PositionSymbols, RelativeSymbols)):
         return "embeddings"
     owned = f"{path}.{name}" if path else name
-    raise ValueError(
-        f"optimiser: parameter {owned!r} belongs to {type(owner).__name__}, of which no decay rule is known"
-    )
+    raise ValueError(f"optimiser: parameter {owned!r} belongs to {type(owner).__name__}, which has no decay rule")
 
 
 def learning_rate(step: int, train: Train) -> float:

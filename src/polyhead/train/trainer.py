@@ -96,9 +96,7 @@ def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume
         result, resume = None, True
     if result is not None:
         if result.digest != digest(config):
-            raise ValueError(
-                f"{folder / RESULT} is that of run {result.digest} but the folder's run is {digest(config)}"
-            )
+            raise ValueError(f"{folder / RESULT} is that of run {result.digest}, not of {digest(config)}")
         return 1
     if checkpoint_files(folder) and not resume:
         raise ValueError(

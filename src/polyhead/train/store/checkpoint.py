@@ -30,7 +30,7 @@ from polyhead.models.build import build
 from polyhead.train.device import usual_defaults
 from polyhead.train.parallel import like, whole
 from polyhead.train.store.files import Damaged, delete, one_line, sync_folder, write, write_beside
-from polyhead.train.store.folder import CHECKPOINT, CONFIG, EARLIER, checkpoint_files, read_config
+from polyhead.train.store.folder import CHECKPOINT, EARLIER, checkpoint_files, read_config
 from polyhead.train.world import World
 
 if TYPE_CHECKING:
@@ -218,10 +218,8 @@ def read_checkpoint(path: pathlib.Path, digest: str) -> tuple[dict[str, Tensor],
 def check_digest(path: pathlib.Path, metadata: dict[str, Any], digest: str) -> None:
     """Raise a ValueError for a checkpoint of another run."""
     if metadata["digest"] != digest:
-        raise ValueError(
-            f"checkpoint: {path} belongs to run {metadata['digest']} but the folder's run is {digest}: "
-            f"undo the change of its {CONFIG}, choose another folder, or start over with --again"
-        )
+        text = f"belongs to run {metadata['digest']} but the folder's run is {digest}; choose another, or --again"
+        raise ValueError(f"checkpoint: {path} {text}")
 
 
 def restore(path: pathlib.Path, digest: str, network: "Network") -> dict[str, Any]:

@@ -72,10 +72,8 @@ def _check_owner(config: Run, folder: pathlib.Path, digest: str) -> None:
         before = flat(configs.to_dict(other, semantic=True))
         after = flat(configs.to_dict(config, semantic=True))
         names = sorted(name for name in before | after if before.get(name) != after.get(name))
-        raise ValueError(
-            f"run folder: {folder} already holds another run ({other_digest}, not {digest}), "
-            f"which differs in {', '.join(names[:3])}; choose another folder or delete it"
-        )
+        text = f"({other_digest}, not {digest}), which differs in {', '.join(names[:3])}; choose another folder"
+        raise ValueError(f"run folder: {folder} already holds another run {text}")
     # The data files of the other run would be taken for those of this one.
     for path in data_files(folder):
         delete(path)
