@@ -3,12 +3,9 @@
 import pytest
 import timm_like
 import torch
-from refusals import refusing
-from torch import nn
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead.compat.torch_mha import drop_in, replace
 
 F64 = torch.float64
 PARTS = {"qkv_bias": True, "qk_norm": True, "scale_norm": True}
@@ -32,10 +29,3 @@ def test_with_hyla_heads_it_computes_what_our_layer_computes():
     state = {name.replace("proj", "out"): tensor for name, tensor in attention.state_dict().items()}
     layer.load_state_dict(state)
     assert_close(attention(x, attn_mask=MASK), layer(x, mask=MASK), rtol=1e-12, atol=1e-12)
-
-
-def test_replace_takes_no_attention_of_timm():
-    with refusing("replace: Sequential has no nn.MultiheadAttention left (0 are replaced)"):
-        replace(nn.Sequential(timm_like.Attention(12, 4)))
-    with refusing("replace: nn.MultiheadAttention was wanted but Attention came"):
-        drop_in(timm_like.Attention(12, 4))

@@ -224,6 +224,7 @@ MISTAKES = {
     "replace: Linear has no nn.MultiheadAttention left (0 are replaced)": lambda: replace(nn.Linear(2, 2)),
     "Sequential has no nn.MultiheadAttention left (1 are replaced)": lambda: replace(nn.Sequential(ours()), ph.Hyla(4)),
     "the model is an nn.MultiheadAttention itself: use drop_in": lambda: replace(theirs()),
+    "nn.MultiheadAttention was wanted but Linear came": lambda: drop_in(nn.Linear(12, 12)),
     "was wanted but its subclass Own came": lambda: replace(nn.Sequential(Own(12, 4))),
     "but 3, 3 and kv_heads 2 came": lambda: drop_in(theirs(), ph.Hyla(4, kv_heads=2)),
     "capture: Linear called none of 0 nn.MultiheadAttention": lambda: look(nn.Linear(12, 12)),

@@ -88,8 +88,8 @@ def place_tokens(
         mask = mask[:, num_cached:]
 
     # Positions that are counted need not be passed on.
-    has_none = mask is None and boundaries is None and (cache is None or "positions" not in cache.memory[0])
-    if has_none and is_readable(position_ids):
+    is_plain = mask is None and boundaries is None and (cache is None or "positions" not in cache.memory[0])
+    if is_plain and is_readable(position_ids):
         counted = torch.arange(num_cached, num_cached + t, device=position_ids.device)
         if torch.equal(position_ids, counted.expand_as(position_ids)):
             return Placement(None, None, None)
@@ -110,9 +110,8 @@ def place_tokens(
         require(~restarts, f"{model}: sequences one after the other come in one row (1 t), but {b} came")
     elif boundaries is not None or not is_readable(restarts) or restarts.any():
         cu_seqlens = sequence_edges(model, position_ids, restarts[0], boundaries)
-        if not is_readable(
-            restarts
-        ):  # perhaps packed: the positions may also be those of one sequence, from any number
+        # Recorded code does not know whether it is packed: the positions may also be those of one sequence.
+        if not is_readable(restarts):
             return Placement(mask, position_ids, cu_seqlens)
         if restarts.any():
             return Placement(None, None, cu_seqlens)

@@ -55,8 +55,10 @@ def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> Mu
     Raises ValueError as `replace` does.
     """
     if type(old) is not nn.MultiheadAttention:
-        kind = "its subclass " * isinstance(old, nn.MultiheadAttention) + type(old).__name__
-        raise ValueError(f"replace: nn.MultiheadAttention was wanted but {kind} came")
+        name = type(old).__name__
+        if isinstance(old, nn.MultiheadAttention):
+            name = f"its subclass {name}"
+        raise ValueError(f"replace: nn.MultiheadAttention was wanted but {name} came")
     output = old.out_proj
     if not is_plain(old) or type(output) is not OUTPUT_CLASS or output._forward_pre_hooks:
         raise ValueError(
