@@ -96,26 +96,6 @@ def test_positions_that_stop_are_refused():
 
 
 # ------------------------------------------------------------------------------------------------------ Hugging Face
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.compile)])
-@pytest.mark.parametrize("heads", ["softmax", "relational"])
-@torch.no_grad()
-def test_a_conversation_by_masks_alone(heads, compiled):
-    """An eager first turn, then turns by masks of all tokens so far, as `generate` passes them."""
-    hf = pytest.importorskip("polyhead.compat.huggingface")
-    torch._dynamo.reset()
-    settings = language_model(heads).config
-    hf_model = hf.PolyheadForCausalLM(hf.PolyheadConfig(settings)).double()
-    hf_model.model.load_state_dict(language_model(heads).state_dict())
-    step = torch.compile(hf_model, backend="eager") if compiled else hf_model
-    answer = hf_model(TOKENS[:, :3], use_cache=True)
-    turns = [answer.logits]
-    for first, last in TURNS[1:]:
-        mask = REAL[:, :last].long()
-        answer = step(TOKENS[:, first:last], attention_mask=mask, past_key_values=answer.past_key_values)
-        turns.append(answer.logits)
-    check_turns(hf_model.model, turns)
-
-
 @pytest.mark.parametrize("heads", ["softmax", "relational"])
 def test_generate_continues_a_conversation_whose_second_turn_is_padded(heads):
     hf = pytest.importorskip("polyhead.compat.huggingface")

@@ -15,6 +15,7 @@ HEADS = {
     "softmax": {"heads": ph.Softmax(4)},
     "mixture": {"heads": (ph.Softmax(2), ph.Hyla(2))},
     "sums": {"heads": ph.Linear(4)},
+    "places": {"heads": (ph.Softmax(2), ph.Relational(2, symbols=ph.PositionSymbols()))},
     "neighbours": {"heads": (ph.Softmax(2), ph.Relational(2, symbols=ph.RelationalSymbols()))},
     "window": {"heads": ph.Hyla(4), "window": 3},
     "learned": {"heads": ph.Hyla(4), "positions": ph.Learned()},
@@ -58,9 +59,11 @@ def test_turns_are_one_pass(name, places):
 
 
 @pytest.mark.compile
+@pytest.mark.parametrize("name", ["softmax", "mixture", "places"])
 @torch.no_grad()
-def test_an_eager_first_turn_and_compiled_steps():
-    model = model_of("mixture")
+def test_an_eager_first_turn_and_compiled_steps(name):
+    torch._dynamo.reset()
+    model = model_of(name)
     whole = model(IDS, attention_mask=MASK).logits
     run = torch.compile(model, backend="eager")
     cache = model(IDS[:, :3], attention_mask=MASK[:, :3], use_cache=True)[CACHE]
