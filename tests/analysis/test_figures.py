@@ -152,6 +152,17 @@ def test_numbers_of_long_trainings_do_not_run_together():
     assert all(right.x0 - left.x1 > left.width for left, right in itertools.pairwise(boxes))
 
 
+@pytest.mark.parametrize(("losses", "some"), [((6.0, 0.5), "0.5"), ((5.9, 2.1), "4"), ((900.0, 0.01), "100")])
+def test_a_logarithmic_axis_has_plain_numbers(losses, some):
+    """It was "$\\mathdefault{6\\times10^{0}}$", as the texts of figures are no formulas."""
+    axes = one_panel({"HYLA": dict(enumerate([loss] for loss in losses))}, log_y=True)
+    text = canvas.svg(axes.figure, "one")
+    assert "mathdefault" not in text
+    assert f">{some}</text>" in text
+    texts_of_svg = xml.dom.minidom.parseString(text).getElementsByTagName("text")
+    assert all("fill: var(" in node.getAttribute("style") for node in texts_of_svg)  # black is invisible in the dark
+
+
 # ---------------------------------------------------------------------------------------------------------------- heat
 def test_heat_draws_every_cell_under_its_name_and_parts_the_groups():
     values = np.array([[0.25, -0.5, np.nan], [0.001, 0.004, -0.001]])

@@ -2,12 +2,12 @@
 
 import io
 import itertools
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rich.console import Console
 
-from polyhead import cli
 from polyhead.cli import demo as cli_demo
 from polyhead.papers import demo
 
@@ -27,28 +27,38 @@ def test_the_board_draws_a_bar_for_each_score_between_guessing_and_one():
     assert [line.split()[-4] for line in lines[-4:]] == ["0.50", "0.62", "0.75", "0.88"]
     assert "▄" in lines[-2], "0.75 is halfway between guessing and 1"
     assert not set(cli_demo.BARS[1:]) & set(lines[-4]), "guessing has no bar"
-
-
-def test_the_mean_of_the_board_is_over_the_networks_that_have_begun():
     curves = {"softmax": {"0": [(0, 0.6)], "1": []}}
-    assert "0.60" in printed(cli_demo.race_board(curves))
+    assert "0.60" in printed(cli_demo.race_board(curves)), "the mean is over the networks that have begun"
 
 
-def test_the_race_gathers_what_its_workers_send(monkeypatch, capsys):
-    monkeypatch.setattr(cli_demo, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(workers))
+@pytest.fixture
+def begun(monkeypatch):
+    """The race in threads: what its worker processes would begin with."""
+    calls = []
+
+    def pool(workers, context, *begin):
+        calls.append(begin)
+        return ThreadPoolExecutor(workers)
+
+    monkeypatch.setattr(cli_demo, "ProcessPoolExecutor", pool)
+    return calls
+
+
+def test_the_race_gathers_what_its_workers_send_and_ctrl_c_ends_them(begun, monkeypatch, capsys):
     monkeypatch.setattr(demo, "race", lambda racer, seed: [(0, 0.5), (25, 0.75)])
     curves = cli_demo.run_race(num_seeds=2, num_workers=1)
     assert curves == {racer: {"0": [(0, 0.5), (25, 0.75)], "1": [(0, 0.5), (25, 0.75)]} for racer in demo.RACERS}
     assert "0.75 to 0.75" in capsys.readouterr().err
+    assert begun == [(signal.signal, (signal.SIGINT, signal.SIG_DFL))]
     cli_demo.print_scores(curves, SCORES)
     assert capsys.readouterr().out.count("0.850") == len(SCORES)
 
 
+@pytest.mark.usefixtures("begun")
 def test_what_ends_a_worker_ends_the_race(monkeypatch):
     def broken(racer, seed):
         raise ArithmeticError("broken")
 
-    monkeypatch.setattr(cli_demo, "ProcessPoolExecutor", lambda workers, mp_context: ThreadPoolExecutor(workers))
     monkeypatch.setattr(demo, "race", broken)
     with pytest.raises(ArithmeticError):
         cli_demo.run_race(num_seeds=1, num_workers=1)
@@ -73,14 +83,4 @@ def test_the_page_has_both_pictures_and_every_number():
     assert page.count("<svg") == 2
     assert page.count("0.850") == len(SCORES)
     assert len(page) < 1_500_000
-
-
-def test_the_page_without_trained_models_has_the_race_alone():
-    curves = {racer: {"0": [(0, 0.5), (demo.RACE_STEPS, 0.9)]} for racer in demo.RACERS}
-    assert demo.page(curves, {}).count("<svg") == 1
-
-
-def test_a_demo_without_networks_is_refused_in_one_line(capsys):
-    assert cli.main(["demo", "--seeds", "0"]) != 0
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert line.endswith("demo: --seeds must be at least 1 but is 0")
+    assert demo.page(curves, {}).count("<svg") == 1, "without trained models the race alone"

@@ -132,13 +132,9 @@ def test_mistakes_are_one_line(folder, capfdbinary, monkeypatch, tmp_path):
         assert (code, out) == (2, "")
         assert len(err.splitlines()) == 1
         assert text in err
-
-
-def test_a_tokenizer_of_another_model(folder, capfdbinary, monkeypatch):
-    class Other(Bytes):
-        digest = "other"
-
-    monkeypatch.setattr(Text, "codec", lambda self: Other())
+    other = Bytes()
+    other.digest = "other"
+    monkeypatch.setattr(Text, "codec", lambda self: other)
     code, _, err = ask(capfdbinary, folder, "--prompt", "a")
     assert code == 2
     assert "but the model was trained with bytes" in err

@@ -28,6 +28,7 @@ VALUES = {
     "train hula.yaml": "hula.yaml: unknown mechanism 'hula'; did you mean 'hyla'",
     "train rate.yaml": "rate.yaml: train: unknown field 'rate'",
     "train a.yaml": "b.yaml: its recipe leads back to a.yaml: a.yaml -> b.yaml -> a.yaml",
+    "demo --seeds 0": "demo: --seeds must be at least 1 but is 0",
     "resume nowhere": "run folder: nowhere does not exist",
     "resume .": "run folder: . holds no config.json, so it is not a run",
     "eval RUN --batches 0": "eval: batches must be at least 1 but is 0",

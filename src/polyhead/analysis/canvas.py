@@ -59,7 +59,7 @@ def plain(axes: "Axes", grid_lines: Literal["both", "x", "y"]) -> None:
     axes.set_facecolor("none")
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["bottom", "left"]].set_color(FAINT)
-    axes.tick_params(colors=INK, labelsize=9)
+    axes.tick_params(which="both", colors=INK, labelsize=9)
     axes.xaxis.label.set_color(INK)
     axes.yaxis.label.set_color(INK)
     axes.grid(axis=grid_lines, color=GRID)

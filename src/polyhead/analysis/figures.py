@@ -214,8 +214,16 @@ def lines(
         axes.set_title(title, fontsize=9, color=INK)
         axes.set_xlabel(x_label if isinstance(x_label, str) else x_label[i], fontsize=9)
     if log_y:
-        grid[0].set_yscale("log")
+        scores = _all_scores(panels)
+        # Numbers between the powers of ten, as many as there is room for.
+        between: Sequence[int] = ()
+        if max(scores) < 10 * min(scores):
+            between = range(2, 10)
+        elif max(scores) < 100 * min(scores):
+            between = (2, 5)
+        grid[0].set_yscale("log", subs=between)
         grid[0].yaxis.set_major_formatter("{x:g}")
+        grid[0].yaxis.set_minor_formatter("{x:g}")
     grid[0].set_ylim(*_limits_without_loss(limits, panels))
     for axes in grid[::columns]:
         axes.set_ylabel(y_label, fontsize=9)
@@ -309,17 +317,22 @@ def _limits_without_loss(
     panels: Sequence[tuple[str, Series, Levels]],
 ) -> tuple[Number | None, Number | None]:
     """The limits, with None in place of one that would hide a score."""
-    scores: list[Number] = []
-    for _, series, _ in panels:
-        for points in series.values():
-            for values in points.values():
-                scores.extend(values)
+    scores = _all_scores(panels)
     low, high = limits
     if low is not None and np.min(scores) < low:
         low = None
     if high is not None and np.max(scores) > high:
         high = None
     return low, high
+
+
+def _all_scores(panels: Sequence[tuple[str, Series, Levels]]) -> list[Number]:
+    scores: list[Number] = []
+    for _, series, _ in panels:
+        for points in series.values():
+            for values in points.values():
+                scores.extend(values)
+    return scores
 
 
 def _shared_legend(figure: "Figure", grid: Sequence["Axes"], order: Sequence[str], columns: int) -> None:

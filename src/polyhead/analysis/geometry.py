@@ -18,13 +18,13 @@ METHODS = ("tsne", "pca")
 
 
 def embed(
-    codes: Float[Tensor, "b h"] | Float[Array, "b h"], method: str = "tsne", seed: int = 0, *, perplexity: float = 30.0
+    codes: Float[Tensor, "b h"] | Float[Array, "b h"], method: str = "tsne", seed: int = 0
 ) -> Float[Array, "b 2"]:
     """A map of codes: two coordinates (b 2) per code.
 
     `pca`: the two directions of largest variance.  `tsne`: Barnes-Hut t-SNE initialised with them (van der Maaten &
-    Hinton 2008); `perplexity` is at most (b - 1) / 3.  It runs on one thread, so equal inputs give equal maps.  Raises
-    ValueError for fewer than 4 codes, codes that are not finite, and an unknown method.
+    Hinton 2008), of perplexity 30, or (b - 1) / 3 for few codes.  It runs on one thread, so equal inputs give equal
+    maps.  Raises ValueError for fewer than 4 codes, codes that are not finite, and an unknown method.
     """
     x = finite(codes, "embed")
     if len(x) < 4:
@@ -44,7 +44,7 @@ def embed(
     if method == "pca":
         return plane
     start = plane / plane[:, 0].std() * 1e-4
-    tsne = TSNE(perplexity=min(perplexity, (len(x) - 1) / 3), init=start.astype(np.float32), random_state=seed)
+    tsne = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init=start.astype(np.float32), random_state=seed)
     with threadpool_limits(1):  # the order of sums depends on threads
         return tsne.fit_transform(x).astype(np.float64)
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import queue
+import signal
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -71,7 +72,8 @@ def run_race(num_seeds: int, num_workers: int) -> dict[str, dict[str, "Curve"]]:
     context = multiprocessing.get_context("spawn")  # threads of torch do not survive a fork
     with (
         context.Manager() as manager,
-        ProcessPoolExecutor(num_workers, mp_context=context) as pool,
+        # Ctrl-C ends the workers, too: they would go on with the networks that wait.
+        ProcessPoolExecutor(num_workers, context, signal.signal, (signal.SIGINT, signal.SIG_DFL)) as pool,
         Live(race_board(curves), console=Console(stderr=True), auto_refresh=False) as live,
     ):
         scores = manager.Queue()
