@@ -1,5 +1,6 @@
 """A user's own mechanism: named, saved, tested against the promises, trained; broken promises are found."""
 
+import functools
 import json
 import pathlib
 import sys
@@ -98,17 +99,23 @@ def test_an_unknown_promise_is_one_line():
     refused(lambda: ph.testing.check(ph.Softmax(2), "causal"), line)
 
 
-def test_its_parameters_have_their_own_initial_values_and_no_decay(cosine):
+def test_its_parameters_have_their_own_initial_values_and_no_decay(cosine, monkeypatch):
     task = ph.tasks.FuzzyLogic(length=6)
     config = ph.TransformerConfig(*task.ends, dim=16, heads=(cosine(2, sharpness=3.0), ph.Softmax(2)), init="cs336")
     model = ph.Transformer(config)
     own = model.blocks[0].attention.groups[0]
     assert isinstance(own, OwnHeads)
     torch.testing.assert_close(own.log_sharpness.exp(), torch.full((2,), 3.0))
+    own.log_sharpness.data.zero_()
+    model.reset_parameters()
+    torch.testing.assert_close(own.log_sharpness.exp(), torch.full((2,), 3.0))
     kinds = optimiser.parameter_kinds(model)
     assert kinds["blocks.0.attention.groups.0.log_sharpness"] == "norms"
-    with pytest.raises(ValueError, match="Cosine: impl must be auto or reference but is 'flash'"):
-        ph.MultiHeadAttention(16, cosine(2, impl="flash"))
+    refused(lambda: ph.MultiHeadAttention(16, cosine(2, impl="flash")), "Cosine: impl must be auto or reference but is")
+    for name, value in (("forward", torch.ones(2)), ("strength", 1.0)):
+        monkeypatch.setattr(cosine, "parameters", lambda *sizes, its={name: value}: its)
+        call = functools.partial(ph.MultiHeadAttention, 16, cosine(2))
+        refused(call, f"^Cosine: parameter '{name}' must be a tensor under a name that is free$")
 
 
 def test_heads_in_a_word_are_trained_saved_and_found_again(cosine, tmp_path, monkeypatch, capsys):

@@ -52,21 +52,9 @@ def test_the_mean_is_over_real_tokens():
     seen = torch.stack([x[0].mean(0), x[1, :2].mean(0), torch.zeros(8, dtype=F64)])
     assert_close(end(x, mask), end.linear(seen)[:, None])
     assert_close(end(x[:1]), end.linear(seen[:1])[:, None])
-    first = ClassOutput(8, 3, pool="class", dtype=F64)
+    first, image = ClassOutput(8, 3, pool="class", dtype=F64), torch.zeros(2, 3, 4, 6)
+    assert ph.Transformer(IMAGES).length(image) == ph.Transformer(IMAGES).inputs(image).shape[1] == 5
     assert_close(first(x, mask), first.linear(x[:, :1]))
-
-
-@pytest.mark.parametrize("pool", ["mean", "class"])
-def test_a_classifier_of_images(pool):
-    model = ph.Transformer(replace(IMAGES, outputs=ph.Classes(5, pool=pool)), dtype=F64).eval()
-    images = torch.randn(2, 3, 4, 6, dtype=F64)
-    x = model.blocks[0](model.inputs(images) + model.positions.table[:5])
-    x = model.norm(x)
-    assert_close(model(images), model.outputs.linear(x.mean(1, keepdim=True) if pool == "mean" else x[:, :1]))
-    assert model(images).shape == (2, 1, 5)
-    assert model.length(images) == 5
-    model.inputs.class_token.weight.requires_grad_()
-    assert torch.autograd.grad(model(images).sum(), model.inputs.class_token.weight)[0].ne(0).any()
 
 
 @pytest.mark.parametrize("pool", ["mean", "class"])
