@@ -113,3 +113,5 @@ def test_a_model_without_its_first_block_has_a_cache_for_the_others():
     x, cache = torch.randint(9, (2, 5)), ph.Cache(2)
     cached = torch.cat([model(x[:, :3], cache=cache), model(x[:, 3:], cache=cache)], dim=1)
     assert_close(cached, model(x), atol=1e-12, rtol=1e-12)
+    said = [ph.generate(model, [[1, 2]], steps=3, temperature=0.0, use_cache=use) for use in (True, False)]
+    assert said[0] == said[1]

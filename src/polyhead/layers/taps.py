@@ -145,16 +145,6 @@ class Taps:
         """Values (b s g e) of the only group."""
         return self._only("v").v
 
-    @property
-    def bias(self) -> Tensor | None:
-        """Bias of the only group."""
-        return self._only("bias").bias
-
-    @property
-    def mask(self) -> Tensor | None:
-        """The mask, True where a query may attend to a key; all groups have the same."""
-        return self.groups[0].mask
-
 
 @contextlib.contextmanager
 def looking(model: nn.Module) -> Iterator[None]:

@@ -232,7 +232,7 @@ def _steps(
     """
     cache = None
     if use_cache:
-        cache = Cache(model.config.layers)
+        cache = Cache(len(model.blocks))
     assert isinstance(model.config.inputs, config.Tokens)
     stops = tuple(stop for stop in stops if 0 <= stop < model.config.inputs.count)  # the others never come
     ended = torch.zeros(len(sequences.tokens), dtype=torch.bool, device=sequences.tokens.device)
