@@ -70,6 +70,9 @@ def test_auto_is_fast_on_long_sequences():
     assert chosen("softmax", sizes={"b": 128, "t": 4, "s": 512}) == "sdpa"
     assert chosen("linear", sizes=long, causal=True, normalise="identity") == "chunked"
     assert chosen("hyla", sizes=long, causal=True, normalise="rms_heads") == ("native" if READY else "blocked")
+    one = {"t": 1, "s": 2048}
+    assert chosen("hyla", sizes=one, normalise="rms_heads") == ("native" if READY else "reference")
+    assert chosen("hyla", sizes=one, normalise="softmax") == "reference"
     assert chosen("relational", sizes=long, causal=True, relations=(8, 4)) == ("native" if READY else "blocked")
     assert chosen("relational", sizes=long, causal=True, relations=(8, 1)) == ("native" if READY else "sdpa")
     assert chosen("abstractor", sizes=long, causal=True, act="softmax") == "sdpa"

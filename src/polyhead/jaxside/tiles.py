@@ -24,7 +24,10 @@ TILE = 128
 """The most queries of a tile."""
 
 MAX_NUMBERS = 1 << 21
-"""The most numbers in the largest intermediate of a tile; a tile has at least one query."""
+"""The most numbers in the largest intermediate of a tile of more than MIN_QUERIES queries."""
+
+MIN_QUERIES = 8
+"""A tile reads all keys and adds to all their gradients, so fewer queries would wait for memory."""
 
 
 def is_large(call: AttentionCall) -> bool:
@@ -35,10 +38,10 @@ def is_large(call: AttentionCall) -> bool:
 
 def run_in_tiles(reference: Reference, call: AttentionCall) -> jax.Array:
     """The output of a call, from the op's reference on tiles; compiled once per shape, even without jit."""
-    return _run(reference, tile_size(call, TILE, MAX_NUMBERS), call)
+    return _run(reference, tile_size(call), call)
 
 
-def tile_size(call: AttentionCall, largest: int, max_numbers: int) -> int:
+def tile_size(call: AttentionCall) -> int:
     """The number of queries of a tile, for tiles of nearly equal size."""
     batch, num_queries, num_heads, _ = call.q.shape
     num_keys, width = call.k.shape[1], call.v.shape[-1]
@@ -51,7 +54,7 @@ def tile_size(call: AttentionCall, largest: int, max_numbers: int) -> int:
         numbers = max(numbers, num_heads * width)
 
     numbers_of_query = max(1, batch * num_keys * numbers)
-    queries = max(1, min(largest, max_numbers // numbers_of_query))
+    queries = min(TILE, max(MIN_QUERIES, MAX_NUMBERS // numbers_of_query))
     return math.ceil(num_queries / math.ceil(num_queries / queries))
 
 

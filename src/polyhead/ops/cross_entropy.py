@@ -19,8 +19,8 @@ from polyhead.ops.precision import product_dtype
 from polyhead.ops.readable import is_cheap_to_read
 from polyhead.spec.shapes import shaped
 
-BLOCK = 1 << 23
-"""The most logits in a block; it has at least one token."""
+BLOCK, BLOCK_ELSEWHERE = 1 << 23, 1 << 25
+"""The most logits in a block on a CPU and on an accelerator; it has at least one token."""
 
 
 @shaped
@@ -42,9 +42,6 @@ def chunked_cross_entropy(
     Under autocast, products are in its dtype; all sums are in at least float32.  A target outside the vocabulary raises
     ValueError on a CPU.  In compiled code and on an accelerator its loss is NaN, because a check would synchronise.
     """
-    if torch.is_grad_enabled():
-        # Blocks add up their gradients in the dtype of what they share.
-        weight, bias = wide(weight), None if bias is None else wide(bias)
     blocks = list(_blocks(x, weight, bias, targets))
     if len(blocks) == 1 or not torch.is_grad_enabled() or needs_more_than_backward():
         return torch.cat([_losses(*block, factor) for block in blocks])
@@ -66,8 +63,8 @@ def chunked_guesses(
     """`chunked_cross_entropy` without its memory for gradients, and from the same logits the most likely vocabulary
     entry: the first of equals, or -1 where a logit is NaN."""
     losses, guesses = [], []
-    for rows, _, _, row_targets in _blocks(x, weight, bias, targets):
-        logits = _logits(rows, weight, bias, factor)
+    for rows, block_weight, block_bias, row_targets in _blocks(x, weight, bias, targets):
+        logits = _logits(rows, block_weight, block_bias, factor)
         losses.append(_cross_entropy(logits, row_targets))
         highest, entries = logits.max(-1)
         guesses.append(entries.masked_fill(highest.isnan(), -1))
@@ -82,9 +79,15 @@ def _blocks(
         for target in (int(targets.min()), int(targets.max())):
             if not 0 <= target < len(weight):
                 raise ValueError(f"chunked_cross_entropy: targets must be 0 to {len(weight) - 1} but {target} came")
-    num_rows = max(1, BLOCK // len(weight))
-    rows = x.to(product_dtype(x)).split(num_rows)
-    for row, row_targets in zip(rows, targets.long().split(num_rows), strict=True):
+    x = x.to(product_dtype(x))
+    if torch.is_grad_enabled():
+        # Blocks add up their gradients in the dtype of what they share.
+        weight, bias = wide(weight), None if bias is None else wide(bias)
+    else:
+        weight = weight.to(x.dtype)  # once, not in each block
+    block = BLOCK if x.device.type == "cpu" else BLOCK_ELSEWHERE
+    num_rows = max(1, block // len(weight))
+    for row, row_targets in zip(x.split(num_rows), targets.long().split(num_rows), strict=True):
         yield row, weight, bias, row_targets
 
 
