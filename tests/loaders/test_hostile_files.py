@@ -66,7 +66,7 @@ def verb(*words):
     return call
 
 
-PAIRS, PICTURE = "same_pentos.npz", "pictures/train/a/1.png"
+PAIRS, BATCH = "same_pentos.npz", "cifar-10-batches-bin/test_batch.bin"
 QUESTIONS = "questions/train-easy/arithmetic__add_or_sub.txt"
 READERS = [
     ("run/config.json", "read_config", lambda root: read_config(root / "run")),
@@ -80,7 +80,7 @@ READERS = [
     ("package/config.json", "from_folder", lambda root: ph.compat.dual_attention.from_folder(root / "package")),
     ("package/model.safetensors", "from_folder", lambda root: ph.compat.dual_attention.from_folder(root / "package")),
     (PAIRS, "original", lambda root: games_original.load(str(root), "same", "pentominoes")),
-    (PICTURE, "pictures", lambda root: images_data._decode(root / PICTURE, 8)),
+    (BATCH, "cifar", lambda root: images_data.cifar("cifar10", str(root), is_test=True)),
     (QUESTIONS, "questions", lambda root: list(maths_text._file(root / QUESTIONS, (160, 30)))),
     ("results.json", "reproduce", lambda root: reproduce_module.check(root / "results.json")),
 ]

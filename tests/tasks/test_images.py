@@ -1,18 +1,16 @@
 """Images: held-out images, augmentation in training, and the readers of files."""
 
 import itertools
-import shutil
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from refusals import refusing
 from sklearn.datasets import load_digits
 
 from polyhead import config
 from polyhead.tasks import Images
-from polyhead.tasks.images import data as images_data, task as images
+from polyhead.tasks.images import data as images_data
 from polyhead.tasks.images.task import moved, walk
 
 STILL = Images(shift=0)
@@ -103,7 +101,7 @@ def ways(image, original, most, flips=(False,)):
     ("task", "shift", "flips"), [(Images(), 1, (False,)), (Images(shift=2, flip=True), 2, (False, True))]
 )
 def test_training_moves_by_up_to_shift_and_mirrors_half_and_nothing_else_moves(task, shift, flips):
-    known = images_data.digits().pixels
+    known, _ = images_data.digits()
     batch = task.batch("train", 400, seed=0, step=0)
     pixels, plain = in_bytes(batch, 16), known[batch.latents["image"]]
     found = [ways(*pair, shift + 1, flips) for pair in zip(pixels, plain, strict=True)]
@@ -149,7 +147,7 @@ def test_cifar_is_read_from_its_binary_version(tmp_path, data):
         for split in task.splits:
             batch = task.batch(split, 27, seed=0, step=0)
             file, number = batch.latents["image"] // 30 + files * (split == "iid"), batch.latents["image"] % 30
-            assert (batch.targets[:, 0] == (number + file) % task.classes).all()
+            assert (batch.targets[:, 0] == (number + file) % task.ends[1].count).all()
             pixels = in_bytes(batch).long()
             assert (pixels[:, 0, 0, 0] == 255).all()
             assert (pixels[:, :, 1:] == (number + 10 * file)[:, None, None, None]).all()
@@ -175,104 +173,6 @@ def test_files_that_are_no_cifar_are_one_line(tmp_path):
     ):
         (tmp_path / "test_batch.bin").write_bytes(content)
         refused(wanted)
-
-
-# ------------------------------------------------------------------------------------------------------------ folders
-def write_tree(folder, names=("cat", "dog"), count=20):
-    """Red cats, 30 x 20, and green dogs, 10 x 40, with a white frame that the middle square does not reach."""
-    for part, many in (("train", count), ("val", 3)):
-        for i, name in enumerate(names):
-            (folder / part / name).mkdir(parents=True)
-            for j in range(many):
-                size = (30, 20) if i == 0 else (10, 40)
-                pixels = np.full((size[1], size[0], 3), 255, np.uint8)
-                middle = (slice(None), slice(5, 25)) if i == 0 else (slice(15, 25), slice(None))
-                pixels[middle] = np.eye(3)[i % 3] * (100 + j)
-                Image.fromarray(pixels).save(folder / part / name / f"{j:02}.png")
-    (folder / "train" / names[0] / "readme.txt").write_text("no image")
-    (folder / "val" / names[0] / "._00.png").write_text("no image")
-    for part in ("train", "val"):
-        (folder / part / ".ipynb_checkpoints").mkdir()
-    return folder
-
-
-def test_a_folder_of_classes(tmp_path):
-    task = Images("folder", folder=str(write_tree(tmp_path)), size=8, patch=4, shift=0)
-    assert task.ends == (config.Patches((3, 8, 8), (4, 4)), config.Classes(2))
-    for split, count in (("train", 36), ("validation", 4), ("iid", 6)):
-        batch = task.batch(split, count, seed=0, step=0)
-        assert len(set(batch.latents["image"].tolist())) == count
-        inside = 3 if split == "iid" else 20
-        label, number = batch.latents["image"] // inside, batch.latents["image"] % inside
-        assert batch.targets[:, 0].tolist() == label.tolist()
-        for i, pixels in enumerate(in_bytes(batch).long()):
-            colour = torch.eye(3, dtype=torch.long)[label[i]] * (100 + number[i])
-            assert (colour == pixels[:, 2:6, 2:6].flatten(1).T).all()  # the outermost pixels look beyond the square
-
-
-@pytest.mark.parametrize(("suffix", "dtype"), [(".png", np.uint16), (".ppm", np.int32)])
-def test_grey_values_of_16_bits_are_scaled_and_not_cut_off(suffix, dtype, tmp_path):
-    grey = np.linspace(0, 65535, 64).reshape(8, 8).astype(dtype)
-    write_tree(tmp_path)
-    (tmp_path / "train" / "cat" / "00.png").unlink()
-    Image.fromarray(grey).save(tmp_path / "train" / "cat" / f"00{suffix}")
-    (found,) = images_data.tree(str(tmp_path), "train", 8).read(torch.tensor([0]))
-    assert found.shape == (3, 8, 8)
-    np.testing.assert_allclose(found.numpy(), np.broadcast_to(grey / 256, (3, 8, 8)), atol=1.01)
-
-
-@pytest.mark.parametrize("suffix", [".png", ".jpg", ".webp"])
-def test_photos_are_turned_upright_whatever_else_their_exif_data_hold(suffix, tmp_path):
-    pixels = np.zeros((8, 16, 3), np.uint8)
-    pixels[:, 8:] = 255
-    turned = Image.Exif()
-    turned[0x0112] = 6  # shown after a quarter turn to the right: black above white
-    paths = [tmp_path / f"{name}{suffix}" for name in ("turned", "damaged")]
-    for path, exif in zip(paths, (turned.tobytes(), b"Exif\0\0no TIFF header"), strict=True):
-        Image.fromarray(pixels).save(path, exif=exif)
-    images = images_data.LabelledImages(torch.zeros(2), paths=tuple(paths), size=4)
-    upright, damaged = images.read(torch.arange(2))
-    assert upright[:, 0].max() < 9
-    assert upright[:, -1].min() > 246
-    assert damaged[:, :, 0].max() < 9
-    assert damaged[:, :, -1].min() > 246
-
-
-def test_a_black_drawing_on_nothing_is_black_on_white(tmp_path):
-    drawing = np.zeros((8, 8, 4), np.uint8)
-    drawing[2:6, 2:6, 3] = 255
-    Image.fromarray(drawing).save(tmp_path / "a.png")
-    (found,) = images_data.LabelledImages(torch.zeros(1), paths=(tmp_path / "a.png",), size=8).read(torch.arange(1))
-    assert torch.equal(found, torch.from_numpy(255 - drawing[..., 3]).expand(3, 8, 8))
-
-
-def test_folders_that_do_not_fit_are_one_line(tmp_path):
-    def refused(folder, wanted, split="iid"):
-        images_data.tree.cache_clear()
-        images._images.cache_clear()
-        with refusing(wanted):
-            Images("folder", folder=str(folder), size=8, patch=4).batch(split, 50, seed=0, step=0)
-
-    refused(tmp_path / "nowhere", "wanted are folder/train/CLASS/IMAGE")
-    folder = write_tree(tmp_path)
-    (folder / "val" / "doge").mkdir()
-    refused(folder, "unknown class 'doge'; did you mean 'dog'?")
-    (folder / "val" / "doge").rmdir()
-    pictures = list((folder / "val").rglob("*.png"))
-    for path in pictures:
-        path.write_bytes(b"no png")
-    refused(folder, ".png cannot be read as an image (cannot identify image file")
-    for path in pictures:
-        path.unlink()
-    refused(folder, "has no image (.png, .jpg")
-    shutil.rmtree(folder / "val" / "cat")
-    shutil.rmtree(folder / "val" / "dog")
-    refused(folder, "val has no folder of a class")
-    for path in list((folder / "train" / "cat").iterdir()):
-        path.rename(path.with_suffix(".tif"))
-    refused(folder, "cat has no image (.png, .jpg", "train")  # the model would have a class that it never sees
-    shutil.rmtree(folder / "train" / "dog")
-    refused(folder, "train has 1 folders, but at least two classes", "train")
 
 
 def test_scores_by_hand():

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from PIL import Image
 from refusals import refusing
 
 from polyhead import config, tasks
@@ -36,16 +35,7 @@ def cifar(folder, changed):
     return tasks.Images("cifar10", folder=str(folder))
 
 
-def folders(folder, changed):
-    for i, name in enumerate("ab"):
-        (folder / "train" / name).mkdir(parents=True)
-        for number in range(12):
-            name_of = f"{number + (changed and i)}.png"
-            Image.new("RGB", (8, 8)).save(folder / "train" / name / name_of)
-    return tasks.Images("folder", size=8, patch=4, folder=str(folder))
-
-
-@pytest.mark.parametrize("make", [maths, games, cifar, folders])
+@pytest.mark.parametrize("make", [maths, games, cifar])
 def test_a_run_on_files_does_not_resume_with_others(make, tmp_path):
     run = tmp_path / "run"
     run.mkdir()

@@ -45,8 +45,8 @@ REFUSED = {
     ],
     tasks.Images: [
         ({"shift": 8}, "shift must be below 8, the image's side, but is 8"),
-        ({"size": 32}, "size is of data='folder', but digits images are 8 x 8"),
-        ({"data": "folder", "size": 100}, "patches of 16 x 16 do not divide an image of 100 x 100"),
+        ({"size": 32}, "size must be None but is 32"),
+        ({"patch": 3}, "patches of 3 x 3 do not divide an image of 8 x 8"),
     ],
     tasks.Text: [
         ({"held_out": 0.5}, "held_out must be float < 0.5 but is 0.5"),

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-DISTRIBUTIONS = {"sklearn": "scikit-learn", "PIL": "Pillow", "yaml": "PyYAML"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML"}
 """Name of a module -> name under which pip installs it, if they differ."""
 
 

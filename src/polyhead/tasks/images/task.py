@@ -1,4 +1,4 @@
-"""Image classification from patches: scikit-learn's digits without a download, CIFAR's files, folders of images.
+"""Image classification from patches: scikit-learn's digits without a download, CIFAR's files.
 
 Pixels lie between -1 (black) and 1.  In training, an image is shifted by up to `shift` pixels along both axes, and
 filled with black.  With `flip`, half of the images are mirrored:
@@ -43,16 +43,15 @@ class Images(Classification):
     random order and shows every image once.  In a held-out split the last batch of a pass may be short.
 
     data: "digits" (1797 images of 8 x 8, part of scikit-learn); "cifar10" or "cifar100", the binary version in
-        `folder`; "folder", images of any size as `folder/train/CLASS/NAME.png` and `folder/val/CLASS/...` (needs
-        Pillow), whose central square, upright and on white, is resized to `size` x `size`.  Folders inside that of a
-        class are not read.
-    patch, shift, flip: None takes (2, 1, False) for digits; (4, 4, True) for CIFAR; (16, 0, True) for folders.
+        `folder`.
+    patch, shift, flip: None takes (2, 1, False) for digits, (4, 4, True) for CIFAR.
+    size: a part of the digests of kept runs, without an effect.
     folder: part of the run's digest, because another folder may hold other images.
 
     >>> Images().batch("train", 16, seed=0, step=0).inputs.shape
     torch.Size([16, 1, 8, 8])
 
-    Latents, (b): `label`; `image`, its index in its file or folder.
+    Latents, (b): `label`; `image`, its index in its file.
     Raises ValueError for images that are missing when they are read.
     """
 
@@ -60,7 +59,7 @@ class Images(Classification):
     patch: Count | None = None
     shift: Index | None = None
     flip: bool | None = None
-    size: Count | None = None
+    size: None = None
     split_seed: Index = 0
     folder: str = "images"
 
@@ -71,34 +70,21 @@ class Images(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.size is not None and self.data != "folder":
-            _, height, width = SOURCES[self.data].image
-            raise ValueError(f"Images: size is of data='folder', but {self.data} images are {height} x {width}")
         self.patches  # noqa: B018 (raises if the patch does not fit)
-        side = min(self.image[1:])
+        side = SOURCES[self.data].image[1]
         if self.shift is not None and self.shift >= side:
             raise ValueError(f"Images: shift must be below {side}, the image's side, but is {self.shift}")
 
     @property
-    def image(self) -> tuple[int, int, int]:
-        """Channels, height and width."""
-        channels, height, width = SOURCES[self.data].image
-        return (channels, self.size or height, self.size or width)
-
-    @property
     def patches(self) -> Patches:
         """How an image is cut into patches."""
-        side = self.patch or SOURCES[self.data].patch
-        return Patches(self.image, (side, side))
-
-    @property
-    def classes(self) -> int:
-        """The number of classes; for a folder, its subfolders are counted."""
-        return SOURCES[self.data].classes or len(images_data.classes(located(self.folder)))
+        source = SOURCES[self.data]
+        side = self.patch or source.patch
+        return Patches(source.image, (side, side))
 
     @property
     def ends(self) -> tuple[Patches, Classes]:
-        return self.patches, Classes(self.classes)
+        return self.patches, Classes(SOURCES[self.data].classes)
 
     @property
     def length(self) -> int:
@@ -137,18 +123,16 @@ class Images(Classification):
         return self._batch(split, rows[indices.to(rows.device)], fork(generator, "moves"))
 
     def keep(self, folder: str | os.PathLike[str]) -> None:
-        """Write data.json with a fingerprint of the training images: of CIFAR's pixels, of names in a folder."""
+        """Write data.json with a fingerprint of CIFAR's training images."""
         if self.data != "digits":
-            images = _images(self, "train", torch.device("cpu"), located(self.folder))
-            name = self.folder if self.data == "folder" else self.data
-            record.keep("Images", folder, name, record.fingerprint(images.identity()))
+            images = images_data.cifar(self.data, located(self.folder), is_test=False)
+            record.keep("Images", folder, self.data, record.fingerprint(images))
 
     def _batch(self, split: str, rows: Tensor, draws: torch.Generator) -> Batch:
-        images = _images(self, split, rows.device, located(self.folder))
-        pixels = images.read(rows)
+        all_pixels, all_labels = _images(self, split, rows.device, located(self.folder))
+        pixels, labels = all_pixels[rows], all_labels[rows]
         if split == "train":
             pixels = self._augmented(pixels, draws)
-        labels = images.labels[rows]
         white = SOURCES[self.data].white
         return batch_of(pixels.float() * (2 / white) - 1, labels, {"label": labels, "image": rows})
 
@@ -195,19 +179,19 @@ def _order(count: int, seed: int, name: str, number: int) -> Tensor:
 
 
 @functools.lru_cache(maxsize=16)
-def _images(task: Images, split: str, device: torch.device, folder: str) -> images_data.LabelledImages:
-    """The file or part of `folder` that contains the images of `split`."""
+def _images(task: Images, split: str, device: torch.device, folder: str) -> tuple[Tensor, Tensor]:
+    """The pixels (n c h w), in bytes, and the labels (n) of the file that contains `split`."""
     if task.data == "digits":
-        return images_data.digits().to(device)
-    if task.data == "folder":
-        return images_data.tree(folder, "val" if split == "iid" else "train", task.image[1]).to(device)
-    return images_data.cifar(task.data, folder, is_test=split == "iid").to(device)
+        pixels, labels = images_data.digits()
+    else:
+        pixels, labels = images_data.cifar(task.data, folder, is_test=split == "iid")
+    return pixels.to(device), labels.to(device)
 
 
 @functools.lru_cache(maxsize=16)
 def _rows(task: Images, split: str, device: torch.device, folder: str) -> Tensor:
-    """The indices of the images of `split` in its file or part of `folder`."""
-    count = len(_images(task, split, device, folder).labels)
+    """The indices of the images of `split` in its file."""
+    count = len(_images(task, split, device, folder)[1])
     if task.shared(split):
         return torch.arange(count, device=device)
     order = shuffled(range(count), stream(task.split_seed, f"{task.name}/{task.data}/split"))
