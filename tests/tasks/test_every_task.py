@@ -16,7 +16,6 @@ from polyhead import config, tasks
 PINNED = {
     "uniform": (tasks.FuzzyLogic(length=8), "675a7f9a"),
     "fixed_context": (tasks.FuzzyLogic(length=6, inputs="fixed_context"), "d120295b"),
-    "fixed_query": (tasks.FuzzyLogic(variables=3, held_out=0.4, length=6, inputs="fixed_query"), "9165c778"),
     "sraven": (tasks.Sraven(), "6c89c07b"),
     "unambiguous": (tasks.Sraven(values=4, split_seed=3, reject_ambiguous="text"), "c33feeec"),
     "games": (tasks.RelationalGames("between", examples=200), "b43f6f0f"),

@@ -7,26 +7,6 @@ from maths_checker import CHECKS, fault
 
 from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, StableRandom, question
 
-WRONG = [
-    ("algebra__linear_1d", "Solve 2*x + 3 = 2*x + 3 for x.", "2", "any x solves it"),
-    ("algebra__linear_1d", "Solve 2*x + 3 = 5 for x.", "01", "'01' is no integer"),
-    ("algebra__linear_1d", "Solve 2*x + y = 5 for x.", "1", "'2*x + y' is no polynomial"),
-    ("algebra__sequence_next_term", "What is next in 1, 4, 9?", "16", "no rule shows in the sequence"),
-    ("calculus__differentiate", "Find the first derivative of a*x**2 wrt x.", "x**2", "x**2 is not the derivative"),
-    ("calculus__differentiate", "Find the first derivative of a*x**2 wrt x.", "2*x*a*1", "not well written"),
-    ("polynomials__add", "Let f(a) = 2*a. Let g(b) = 1 - b. What is 3*f(x) - g(x)?", "7*x + 1", "is not the sum"),
-    ("polynomials__expand", "Expand (x + 2)*(x - 2).", "-4 + x**2", "the order of its terms"),
-    ("polynomials__expand", "Expand (2 - 1)*(x - 2).", "1*x - 2", "'1*x'"),
-    ("polynomials__expand", "Expand (2 - 1)*(x - 2).", "x**1 - 2", "'x**1'"),
-    ("polynomials__expand", "Expand (x + 0)*(x - 2).", "x**2 - x - x", "the order of its terms"),
-    ("polynomials__expand", "Expand (x + 0)*(x - 2).", "x**2 - 2*x + 0", "'0'"),
-]
-
-
-@pytest.mark.parametrize(("module", "asked", "answer", "reason"), WRONG)
-def test_a_wrong_answer_is_told(module, asked, answer, reason):
-    assert reason in str(fault(module, asked, answer))
-
 
 def test_published_questions_are_read_and_their_answers_right(fixtures):
     lines = (fixtures / "maths_published.txt").read_text().splitlines()

@@ -8,9 +8,8 @@ import torch
 from maths_checker import fault
 from torch.nn import functional as F
 
-from polyhead import config
 from polyhead.tasks import Maths
-from polyhead.tasks.maths import modules as maths_modules, task as maths_task, text as maths_text
+from polyhead.tasks.maths import modules as maths_modules, task as maths_task
 from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, Level
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY
 
@@ -40,16 +39,6 @@ def test_a_batch_spells_questions_and_their_right_answers(module, split):
         assert batch.scored[i].tolist() == [True] * (len(a) + 1) + [False] * (30 - len(a))
         assert batch.latents["question_length"][i] == len(q)
         assert batch.latents["answer_length"][i] == len(a)
-
-
-def test_its_ends_are_the_vocabulary():
-    task = Maths()
-    assert task.source == config.Tokens(98)
-    assert task.ends == (config.Tokens(98), config.Logits(98))
-    everything = "".join(map(chr, range(32, 127)))
-    tokens = maths_text.encode([everything], 100)
-    assert tokens[0].tolist() == [*range(3, 98), 0, 0, 0, 0, 0]
-    assert maths_text.decode(tokens) == [everything]
 
 
 # ------------------------------------------------------------------------------------------------------------- splits

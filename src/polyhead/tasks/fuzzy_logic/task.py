@@ -46,7 +46,7 @@ from polyhead.tasks.task import (
     shuffled,
 )
 
-INPUTS = ("uniform", "fixed_context", "fixed_query")
+INPUTS = ("uniform", "fixed_context")
 LISTED_COMBINATIONS = 2_000_000  # most combinations to enumerate
 TRIES = 100  # random splits to try before a covering one is constructed
 
@@ -87,7 +87,7 @@ class FuzzyLogic(Task):
         are the splits of the original code under JAX before 0.5 (the paper's) and since 0.5.  They exist for 4
         variables, 2 terms and the seeds (0, 1, 2, 2024).  They need not cover every term.
     inputs: "uniform" in [0, 1).  For analysis, "fixed_context" uses the same context inputs in all sequences, with
-        targets that follow each function; "fixed_query" uses the same query.
+        targets that follow each function.
     held_out: fraction of the combinations of known terms that are held out.  unknown: fraction of the terms reserved.
 
     >>> FuzzyLogic().batch("compositional", 8, seed=0, step=0).inputs.shape
@@ -176,8 +176,6 @@ class FuzzyLogic(Task):
         terms = _functions(self, split, x.device)[ranks]
         if self.inputs == "fixed_context":
             x[:, :-1] = _fixed(self, x.device)[:-1]
-        elif self.inputs == "fixed_query":
-            x[:, -1] = _fixed(self, x.device)[-1]
         y = zadeh(x, terms)[..., None]
         inputs = torch.cat((x, y), dim=-1)
         inputs[:, -1, -1] = 0.0

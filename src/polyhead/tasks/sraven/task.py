@@ -69,7 +69,6 @@ WORDS = Words(
     metric=("Accuracy", "The share of sequences in which every symbol of the last panel is right."),
     baselines={
         "chance": CHANCE,
-        "symbol_counts": Baseline("Symbol counts", "knows no rule, only where training answers occurred", drawn=True),
         "copy_left": Baseline("Copy", "copies the panel to the left of the last one"),
         "same_slot": Baseline("Same slot", "knows the rules, but not that columns permute their features"),
         "known_combinations": Baseline(
