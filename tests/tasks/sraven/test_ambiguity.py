@@ -192,7 +192,7 @@ def test_bad_input():
         (lambda: ambiguity(task, 10, split="ood"), "Sraven: unknown split 'ood'"),
         (lambda: ambiguity(task, 0), "ambiguity: instances must be at least 1 but is 0"),
         (lambda: ambiguous(panels, task, "txt"), r"ambiguous: unknown definition 'txt'; did you mean 'text'\?"),
-        (lambda: bayes(panels, Sraven(features=7)), "Sraven: 7 features on a grid of 3 have 25401600 correspondences"),
+        (lambda: bayes(panels, Sraven(features=9, grid=8)), "Sraven: 9 features on a grid of 8 have 828592"),
         (lambda: bayes(panels.flatten(1), task), r"bayes: panels must be \(b g g m\)"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):

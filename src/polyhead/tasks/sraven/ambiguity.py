@@ -160,7 +160,10 @@ def chances(task: Sraven, device: torch.device) -> Tensor:
 
 def _at_once(task: Sraven) -> int:
     """How many instances are searched together, so that their explanations and their picks fit into memory."""
-    symbols = picks(task, torch.device("cpu")).shape[:2].numel() * task.grid**2
+    num_picks = task.features
+    if task.permuted:
+        num_picks = task.features**task.grid
+    symbols = num_picks * task.grid**2
     return max(1, min(AT_ONCE, 8 * SEARCHED_CORRESPONDENCES // correspondences(task), 2**24 // symbols))
 
 
