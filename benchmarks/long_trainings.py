@@ -22,9 +22,9 @@ from functools import partial
 from pathlib import Path
 
 from polyhead.config import Run, Train, digest
-from polyhead.papers.figure import Figure
 from polyhead.papers.hyla import inside, long
 from polyhead.papers.hyla.sizes import FUZZY, HYLA, SRAVEN, SRAVEN_SPLITS, make
+from polyhead.papers.outcome import Figure
 from polyhead.papers.page import write_all
 from polyhead.papers.reproduce import described
 from polyhead.papers.sizes import Setting

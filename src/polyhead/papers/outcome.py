@@ -1,4 +1,4 @@
-"""The result of a figure or table: pictures, a table, verdicts and their numbers; and what most figures compute.
+"""A figure or table of a paper, its result (pictures, a table, verdicts, numbers), and what most figures compute.
 
 The cells of a figure are a pandas series, as `Study.cells` returns it.  Its index has a level for each axis; mostly
 the last is "model".  The scores of the cells are a series with the same index.
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from polyhead.analysis.claims import Estimate, Verdict, judge
 from polyhead.config import Run
-from polyhead.papers.study import Cell, Study
+from polyhead.papers.study import Cell, Paper, Study
 from polyhead.tasks import Score
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import matplotlib.figure
     from pandas import DataFrame, Series
 
 BASELINE_SEQUENCES = 1000
@@ -30,10 +30,29 @@ Table: TypeAlias = "DataFrame"
 # The rows of a table as text, and the same as JSON values.
 Rows = tuple[list[dict[str, str]], dict[str, Any]]
 Draw = Callable[[Study], "FigureOutcome"]
+Runs = Callable[[str], tuple[Run, ...]]
 # Label -> x -> the scores of the seeds.
 Curves = dict[str, dict[Any, list[float]]]
 # One panel of a picture: title, curves and baselines.
 Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure or table.  `runs`: maps a scale to the runs, or None for a figure without training.
+
+    `draw`: called with the study of the finished runs; for a figure without training with the scale.
+    `minutes`: core minutes of all runs at the small scale, one thread each, on a busy machine (docs/results).
+    `gpu`: GPU minutes of one run at paper scale, by the paper.  `short`: whether the scale `short` exists.
+    """
+
+    title: str
+    paper: Paper
+    draw: Callable[..., "FigureOutcome"]
+    runs: Runs | None = None
+    minutes: float | None = None
+    gpu: str = ""
+    short: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,7 +61,7 @@ class Picture:
 
     stem: str
     caption: str
-    figure: "Figure" = field(compare=False)
+    figure: "matplotlib.figure.Figure" = field(compare=False)
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import cast
 from polyhead.analysis.labels import with_field
 from polyhead.config import Run, extensions
 from polyhead.papers.dual import games, images, maths, objects, questions
-from polyhead.papers.figure import Figure, Runs
 from polyhead.papers.hyla import codes, counts, fuzzy, scaling, singles, tables
 from polyhead.papers.language import components, kinds, tokens
 from polyhead.papers.language.models import ROWS
+from polyhead.papers.outcome import Figure, Runs
 from polyhead.spec.shapes import one_of
 
 Recipe = Callable[..., Run | tuple[Run, ...]]

@@ -18,8 +18,7 @@ import torch
 from polyhead.analysis.claims import Verdict
 from polyhead.config import Run, digest, to_dict
 from polyhead.config.serial import numbers
-from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import FigureOutcome
+from polyhead.papers.outcome import Figure, FigureOutcome
 from polyhead.papers.recipes import FIGURES, default_scale, for_seeds
 from polyhead.papers.sizes import SCALES
 from polyhead.papers.study import TRAINING_LOSS, FinishedRun, Study

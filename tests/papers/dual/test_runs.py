@@ -86,10 +86,3 @@ def test_single_recipes_are_runs_of_the_studies():
         alike = [r for r in candidates if replace(r, train=run.train, name=run.name, threads=None) == run]
         assert len(alike) == 1
         assert (alike[0].train == run.train) == (name in ("games", "sorting"))
-
-
-def test_a_very_short_run_is_scored_twice_and_saved_once():
-    """At scale smoke most of the time went into evaluations and checkpoints."""
-    run, longer = games("smoke")[0], games("small")[0]
-    assert (run.train.steps, run.train.eval_every, run.train.save_every) == (4, 2, 4)
-    assert (longer.train.steps, longer.train.eval_every, longer.train.save_every) == (600, 150, 150)

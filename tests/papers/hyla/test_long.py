@@ -84,12 +84,6 @@ def test_differences_are_of_the_seeds_that_both_have():
     assert long.verdicts(pandas.DataFrame(others), long.TESTS) == ()
 
 
-def test_primary_tests_alone_are_repeated_with_seed_6():
-    quantities = (("unseen", "hyla"), ("unseen", "softmax"), ("late", "hyla"))  # linear heads have no run
-    (again,) = long.with_seed_6(pandas.DataFrame(dict.fromkeys(quantities, dict.fromkeys(range(1, 7), 0.5))))
-    assert again.startswith("With seed 6 in place of seed 1: no difference: 1. on unseen combinations")
-
-
 def at(point, name, seed=1, **changes):
     """The run of `point` under another name and seed."""
     return replace(point, run=replace(point.run, name=name, seed=seed), **changes)

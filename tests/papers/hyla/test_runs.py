@@ -15,23 +15,11 @@ from polyhead.papers.sizes import Setting
 
 STUDIES = {name: runs for name, runs in ALL.items() if FIGURES[name].paper is HYLA}
 
-CODE = ["softmax", "linear", "linear-rms", "hyla", "hyla-linear", "hyla-norms", "hyla-linear-norms", "hyla-softmax"]
-"""The eight that the original code has.  Their heads are in the digests of table-a1: test_earlier_runs.py."""
-
 
 def tiny(task, row, seed=0):
     shape = replace({"fuzzy": FUZZY, "sraven": SRAVEN}[task]["smoke"], steps=3)
     made = fuzzy_task("smoke", seed, length=8) if task == "fuzzy" else sraven_task("smoke", seed)
     return make(made, row, shape, Setting(1e-2, 0.1, 1), seed)
-
-
-def test_fourteen_models_eight_of_them_the_codes():
-    assert len(ROWS) == 14
-    assert set(CODE) <= set(ROWS)
-    assert all(row.choice for name, row in (ROWS | OURS).items() if name not in CODE)
-    assert [name for name, row in ROWS.items() if row.experts] == ["softmax-moe", "linear-moe", "hyla-moe"]
-    assert OURS["hyla-compete"].heads == ph.Hyla(normalise="softmax_heads")
-    assert OURS["hyla-compete"].fuzzy is None
 
 
 @pytest.mark.thinned(3)

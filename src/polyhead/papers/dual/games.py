@@ -9,8 +9,7 @@ from polyhead.config import Learned, Run
 from polyhead.papers import outcome
 from polyhead.papers.dual.models import BY_PLACE, DUAL, ROWS, label
 from polyhead.papers.dual.shared import Point, by_examples, compared, learns, notes, operators, single, table
-from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import Cells, FigureOutcome, Picture, Table
+from polyhead.papers.outcome import Cells, Figure, FigureOutcome, Picture, Table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.papers.study import Study
 from polyhead.tasks import RelationalGames

@@ -1,13 +1,13 @@
 """Image classification (Altabaa and Lafferty 2024)."""
 
 from dataclasses import replace
+from functools import partial
 
 from polyhead.analysis.claims import Verdict
 from polyhead.config import Learned, RelativeSymbols, Run
 from polyhead.papers.dual.models import DUAL, Relations
 from polyhead.papers.dual.shared import EARLIER, RELATIVE, Point, better, compared, course, operators, percent, single
-from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import Cells, score_table
+from polyhead.papers.outcome import Cells, Figure, score_table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Images
 
@@ -70,11 +70,12 @@ def _claims(cells: Cells) -> list[Verdict]:
     return verdicts + operators("images", scores)
 
 
-draw = course(
-    "data",
-    (("accuracy", "iid", None), ("validation", "validation", None)),
-    _claims,
-    lambda condition, model: percent(PRINTED.get(condition[0], {}), model),
+draw = partial(
+    course,
+    axis="data",
+    columns=(("accuracy", "iid", None), ("validation", "validation", None)),
+    claim=_claims,
+    printed=lambda condition, model: percent(PRINTED.get(condition[0], {}), model),
 )
 
 FIGURES = {"images": Figure("Images", DUAL, draw, images, minutes=27.7)}

@@ -3,13 +3,13 @@
 import itertools
 import math
 from dataclasses import replace
+from functools import partial
 
 from polyhead.analysis.claims import Verdict
 from polyhead.config import Run, Sinusoidal
 from polyhead.papers.dual.models import BY_OFFSET, DUAL
 from polyhead.papers.dual.shared import WRITERS, Point, better, compared, course, percent, short_name, single
-from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import Cells, score_table
+from polyhead.papers.outcome import Cells, Figure, score_table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Maths
 from polyhead.tasks.maths.modules import MODULES
@@ -95,16 +95,17 @@ def _claims(cells: Cells) -> list[Verdict]:
 
 
 # The paper's numbers are characters at interpolation.
-draw = course(
-    "module",
-    (
+draw = partial(
+    course,
+    axis="module",
+    columns=(
         ("exact, interpolation", "iid", None),
         ("exact, more parts", "compositional", None),
         ("exact, larger numbers", "novel", None),
         ("characters, interpolation", "iid", "character_accuracy"),
     ),
-    _claims,
-    lambda condition, model: percent(PRINTED[condition[0]], model),
+    claim=_claims,
+    printed=lambda condition, model: percent(PRINTED[condition[0]], model),
 )
 
 FIGURES = {"maths": Figure("Mathematics, character by character", DUAL, draw, maths, minutes=76.4)}

@@ -2,14 +2,14 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 from polyhead.analysis.claims import Verdict
 from polyhead.config import Learned, Run
 from polyhead.papers.dual import shared
 from polyhead.papers.dual.models import BY_PLACE, DUAL, Relations
 from polyhead.papers.dual.shared import ASYMMETRIC, COMPARED, better, operators
-from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEED_CAPTION, Cells, Draw, FigureOutcome, Picture, is_complete_grid, score_table
+from polyhead.papers.outcome import SEED_CAPTION, Cells, Figure, FigureOutcome, Picture, is_complete_grid, score_table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.papers.study import Study
 from polyhead.tasks import ObjectSorting, PairwiseOrder, SetCards
@@ -110,22 +110,23 @@ def draw_sorting(study: Study) -> FigureOutcome:
     return FigureOutcome([Picture("sorting", caption, figure)], rows, verdicts, shared.notes(cells), numbers)
 
 
-def _draw(subject: str) -> Draw:
-    """The drawing of a task that classifies objects; the task is the only condition."""
+def _claims(cells: Cells, subject: str) -> list[Verdict]:
+    scores = score_table(cells, "compositional")
+    verdicts = better(subject, "dual", ("softmax",), scores)
+    verdicts += better(subject, "abstractor", ("softmax",), scores)
+    verdicts += better(subject, "corelnet", ("dual",), scores)
+    return verdicts + operators(subject, scores)
 
-    def claim(cells: Cells) -> list[Verdict]:
-        scores = score_table(cells, "compositional")
-        verdicts = better(subject, "dual", ("softmax",), scores)
-        verdicts += better(subject, "abstractor", ("softmax",), scores)
-        verdicts += better(subject, "corelnet", ("dual",), scores)
-        return verdicts + operators(subject, scores)
 
+def draw_classified(study: Study, subject: str) -> FigureOutcome:
+    """Draw a task that classifies objects; the task is the only condition."""
     columns = (("unseen", "compositional", None), ("validation", "validation", None))
-    return shared.course("task", columns, claim, lambda condition, model: "a plot")
+    claim = partial(_claims, subject=subject)
+    return shared.course(study, "task", columns, claim, lambda condition, model: "a plot")
 
 
 FIGURES = {
     "sorting": Figure("Object sorting: learning curves", DUAL, draw_sorting, sorting, minutes=17.5),
-    "order": Figure("Pairwise order", DUAL, _draw("pairwise order"), order, minutes=3.9),
-    "set": Figure("SET", DUAL, _draw("SET"), set_cards, minutes=4.0),
+    "order": Figure("Pairwise order", DUAL, partial(draw_classified, subject="pairwise order"), order, minutes=3.9),
+    "set": Figure("SET", DUAL, partial(draw_classified, subject="SET"), set_cards, minutes=4.0),
 }

@@ -17,8 +17,17 @@ from polyhead.papers import outcome
 from polyhead.papers.dual.games import SHAPES
 from polyhead.papers.dual.models import BY_PLACE, DUAL, SYMBOLS, Relations
 from polyhead.papers.dual.shared import model_of, run_of, size as size_of
-from polyhead.papers.figure import Figure
-from polyhead.papers.outcome import SEED_CAPTION, Cells, Curves, FigureOutcome, Panel, Picture, differences, scores_of
+from polyhead.papers.outcome import (
+    SEED_CAPTION,
+    Cells,
+    Curves,
+    Figure,
+    FigureOutcome,
+    Panel,
+    Picture,
+    differences,
+    scores_of,
+)
 from polyhead.papers.sizes import Scale, size
 from polyhead.papers.study import Study
 from polyhead.tasks import RelationalGames

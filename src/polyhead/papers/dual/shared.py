@@ -22,7 +22,7 @@ from polyhead.analysis.claims import Verdict, above, mean
 from polyhead.config import Model, Patches, Run, Task
 from polyhead.papers import outcome
 from polyhead.papers.dual.models import BY_PLACE, ROWS, Relations, classifier, label, writer
-from polyhead.papers.outcome import Cells, Column, Draw, FigureOutcome, Picture, Rows, Table
+from polyhead.papers.outcome import Cells, Column, FigureOutcome, Picture, Rows, Table
 from polyhead.papers.sizes import Scale, Setting, training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Maths, ObjectSorting, RelationalGames
@@ -132,24 +132,22 @@ def operators(subject: str, scores: Table) -> list[Verdict]:
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
-def course(axis: str, columns: Sequence[Column], claim: Callable[[Cells], list[Verdict]], printed: Printed) -> Draw:
+def course(
+    study: Study, axis: str, columns: Sequence[Column], claim: Callable[[Cells], list[Verdict]], printed: Printed
+) -> FigureOutcome:
     """Draw the validation score by optimiser step, a panel per value of `axis`, and the table."""
-
-    def draw(study: Study) -> FigureOutcome:
-        cells = study.cells(axis, "model")
-        panels: list[outcome.Panel] = []
-        for value, in_panel in cells.groupby(level=axis, sort=False):
-            courses = {label(model): cell.course("validation") for (_, model), cell in in_panel.items()}
-            baselines = outcome.baseline_means(outcome.runs_of(in_panel), "validation")
-            panels.append((short_name(value), courses, baselines))
-        metric = study.points[0].run.task.metric.replace("_", " ")
-        figure = figures.lines(panels, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
-        caption = f"{metric.capitalize()} on validation data in the course of training; {outcome.SEED_CAPTION}."
-        rows, numbers = table(cells, columns, printed)
-        verdicts = claim(cells) if outcome.is_complete_grid(cells) else []
-        return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes(cells), numbers)
-
-    return draw
+    cells = study.cells(axis, "model")
+    panels: list[outcome.Panel] = []
+    for value, in_panel in cells.groupby(level=axis, sort=False):
+        courses = {label(model): cell.course("validation") for (_, model), cell in in_panel.items()}
+        baselines = outcome.baseline_means(outcome.runs_of(in_panel), "validation")
+        panels.append((short_name(value), courses, baselines))
+    metric = study.points[0].run.task.metric.replace("_", " ")
+    figure = figures.lines(panels, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
+    caption = f"{metric.capitalize()} on validation data in the course of training; {outcome.SEED_CAPTION}."
+    rows, numbers = table(cells, columns, printed)
+    verdicts = claim(cells) if outcome.is_complete_grid(cells) else []
+    return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes(cells), numbers)
 
 
 def short_name(value: Any) -> str:

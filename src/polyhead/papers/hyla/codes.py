@@ -17,12 +17,11 @@ from polyhead.analysis.claims import Estimate, above, mean
 from polyhead.analysis.geometry import means
 from polyhead.analysis.labels import targets, with_field
 from polyhead.config import Batch, Run, Task
-from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.probes import FIT, TERMS, TRAINED, UNTRAINED, models, probes, selected, untrained
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.scaling import DEPTHS
 from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GPU, fuzzy_task, grid, sraven_task, three
-from polyhead.papers.outcome import Draw, FigureOutcome, Picture, estimates
+from polyhead.papers.outcome import Draw, Figure, FigureOutcome, Picture, estimates
 from polyhead.papers.sizes import one_setting, size, with_seeds
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks.sraven.task import DIFFERENCE, SUM, Sraven
@@ -70,19 +69,15 @@ INPUTS = "size of inputs"
 MAP = {"smoke": 64}
 
 
-def maps(colours: tuple[str, ...], *, layers: str = "last") -> Draw:
+def maps(study: Study, colours: tuple[str, ...], *, layers: str = "last") -> FigureOutcome:
     """Fig. 2D, A2, 5A, 5B, A6, A7: t-SNE of the codes of the last token attending to itself, for the first seed."""
-
-    def draw(study: Study) -> FigureOutcome:
-        count = MAP.get(study.scale, 800)
-        pictures = []
-        for model, (first, *_) in selected(study).items():
-            caption = f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {first.run.seed}."
-            pictures.append(Picture(f"{study.figure}-{model}", caption, draw_map(first, count, colours, layers)))
-        outcome = purity_of_neighbours(study) if "rule" in colours else FigureOutcome()
-        return replace(outcome, pictures=pictures)
-
-    return draw
+    count = MAP.get(study.scale, 800)
+    pictures = []
+    for model, (first, *_) in selected(study).items():
+        caption = f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {first.run.seed}."
+        pictures.append(Picture(f"{study.figure}-{model}", caption, draw_map(first, count, colours, layers)))
+    outcome = purity_of_neighbours(study) if "rule" in colours else FigureOutcome()
+    return replace(outcome, pictures=pictures)
 
 
 def draw_map(point: FinishedRun, count: int, colours: tuple[str, ...], layers: str) -> Any:
@@ -166,43 +161,39 @@ def purity_of_neighbours(study: Study) -> FigureOutcome:
 COSINES = {"plain": False, "centred": True}
 
 
-def similar(model: str, *, samples: bool = False) -> Draw:
+def similar(study: Study, model: str, *, samples: bool = False) -> FigureOutcome:
     """Fig. 5E (HYLA) and A8 (softmax, with sampled and mean codes): cosine of the mean codes per rule, last layer.
 
     The verdict uses the paper's plain cosine.  The centred cosine, after subtracting the mean over rules, is also
     shown, because the common part of all rules brings every plain cosine near 1.
     """
-
-    def draw(study: Study) -> FigureOutcome:
-        count = FIT.get(study.scale, 2048)
-        pictures: list[Picture] = []
-        differences: dict[str, dict[int, float]] = {}
-        matrices: dict[str, Any] = {}
-        for point in selected(study).get(model, []):
-            task, seed = point.run.task, point.run.seed
-            network = load_model(point.result.folder)[1]
-            codes, batch = query_codes(network, task, "compositional", count, purpose="similarity")
-            before, _ = query_codes(untrained(point.run), task, "compositional", count, purpose="similarity")
-            rules = targets(batch)["rule"]
-            cosines = {}
-            for name, is_centred in COSINES.items():
-                classes, cosines[name] = similarity(codes[-1], rules, centred=is_centred)
-                _, cosines_before = similarity(before[-1], rules, centred=is_centred)
-                if {SUM, DIFFERENCE} <= set(classes.tolist()):
-                    for kind, matrix in ((TRAINED, cosines[name]), (UNTRAINED, cosines_before)):
-                        by_seed = differences.setdefault(name + kind, {})
-                        by_seed[seed] = _over_others(classes.tolist(), matrix)
-            names = [task.class_name("rule", int(value)) for value in classes]
-            matrices[str(seed)] = {"rules": names}
-            for name, matrix in cosines.items():
-                matrices[str(seed)][name] = matrix.round(6).tolist()
-            if len(matrices) == 1 and samples:
-                pictures.append(picture_of_codes(f"{study.figure}-codes", codes[-1], rules, names))
-            if len(matrices) == 1:
-                pictures.append(picture_of_similarity(study.figure, cosines, names))
-        return similar_outcome(pictures, differences, matrices)
-
-    return draw
+    count = FIT.get(study.scale, 2048)
+    pictures: list[Picture] = []
+    differences: dict[str, dict[int, float]] = {}
+    matrices: dict[str, Any] = {}
+    for point in selected(study).get(model, []):
+        task, seed = point.run.task, point.run.seed
+        network = load_model(point.result.folder)[1]
+        codes, batch = query_codes(network, task, "compositional", count, purpose="similarity")
+        before, _ = query_codes(untrained(point.run), task, "compositional", count, purpose="similarity")
+        rules = targets(batch)["rule"]
+        cosines = {}
+        for name, is_centred in COSINES.items():
+            classes, cosines[name] = similarity(codes[-1], rules, centred=is_centred)
+            _, cosines_before = similarity(before[-1], rules, centred=is_centred)
+            if {SUM, DIFFERENCE} <= set(classes.tolist()):
+                for kind, matrix in ((TRAINED, cosines[name]), (UNTRAINED, cosines_before)):
+                    by_seed = differences.setdefault(name + kind, {})
+                    by_seed[seed] = _over_others(classes.tolist(), matrix)
+        names = [task.class_name("rule", int(value)) for value in classes]
+        matrices[str(seed)] = {"rules": names}
+        for name, matrix in cosines.items():
+            matrices[str(seed)][name] = matrix.round(6).tolist()
+        if len(matrices) == 1 and samples:
+            pictures.append(picture_of_codes(f"{study.figure}-codes", codes[-1], rules, names))
+        if len(matrices) == 1:
+            pictures.append(picture_of_similarity(study.figure, cosines, names))
+    return similar_outcome(pictures, differences, matrices)
 
 
 def similar_outcome(
@@ -277,16 +268,20 @@ def _sraven(title: str, draw: Draw) -> Figure:
 _VALUES = ("target value", INPUTS, "rule")
 _TERMS = ("target", "function", *TERMS)
 FIGURES = {
-    "fig-2b": _fuzzy("Fig. 2B: terms decoded from the latent code", probes("terms", TERMS)),
-    "fig-2d": _fuzzy("Fig. 2D: latent codes on fuzzy logic", maps(("target", "term 1"))),
-    "fig-5a": _sraven("Fig. 5A: SRAVEN codes by the value to predict", maps(("target value", INPUTS))),
-    "fig-5b": _sraven("Fig. 5B: SRAVEN codes by rule", maps(("rule",))),
-    "fig-5e": _sraven("Fig. 5E: similarity of the rules' codes, HYLA", similar("hyla")),
-    "fig-5f": _sraven("Fig. 5F: rules decoded from the latent code", probes("rule", ("rule", "target value"))),
-    "fig-a2": _fuzzy("Fig. A2: latent codes on fuzzy logic, all layers", maps(_TERMS, layers="all")),
-    "fig-a6": _sraven("Fig. A6: SRAVEN codes, all layers", maps(_VALUES, layers="all")),
-    "fig-a7": replace(
-        _sraven("Fig. A7: codes of a deep softmax model", maps(_VALUES, layers="all")), runs=fig_a7, minutes=1.2
+    "fig-2b": _fuzzy("Fig. 2B: terms decoded from the latent code", partial(probes, subject="terms", targets=TERMS)),
+    "fig-2d": _fuzzy("Fig. 2D: latent codes on fuzzy logic", partial(maps, colours=("target", "term 1"))),
+    "fig-5a": _sraven("Fig. 5A: SRAVEN codes by the value to predict", partial(maps, colours=("target value", INPUTS))),
+    "fig-5b": _sraven("Fig. 5B: SRAVEN codes by rule", partial(maps, colours=("rule",))),
+    "fig-5e": _sraven("Fig. 5E: similarity of the rules' codes, HYLA", partial(similar, model="hyla")),
+    "fig-5f": _sraven(
+        "Fig. 5F: rules decoded from the latent code", partial(probes, subject="rule", targets=("rule", "target value"))
     ),
-    "fig-a8": _sraven("Fig. A8: SRAVEN codes, softmax", similar("softmax", samples=True)),
+    "fig-a2": _fuzzy("Fig. A2: latent codes on fuzzy logic, all layers", partial(maps, colours=_TERMS, layers="all")),
+    "fig-a6": _sraven("Fig. A6: SRAVEN codes, all layers", partial(maps, colours=_VALUES, layers="all")),
+    "fig-a7": replace(
+        _sraven("Fig. A7: codes of a deep softmax model", partial(maps, colours=_VALUES, layers="all")),
+        runs=fig_a7,
+        minutes=1.2,
+    ),
+    "fig-a8": _sraven("Fig. A8: SRAVEN codes, softmax", partial(similar, model="softmax", samples=True)),
 }

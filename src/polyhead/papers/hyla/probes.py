@@ -15,7 +15,7 @@ from polyhead.analysis import figures, probe_model
 from polyhead.analysis.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.config import Run
 from polyhead.papers.hyla.rows import label
-from polyhead.papers.outcome import Cells, Curves, Draw, FigureOutcome, Panel, Picture, estimates
+from polyhead.papers.outcome import Cells, Curves, FigureOutcome, Panel, Picture, estimates
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.train import load_model
 from polyhead.train.network import initial
@@ -77,37 +77,33 @@ def learned(subject: str, scores: Scores, before: Scores) -> list[Verdict]:
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
-def probes(subject: str, targets: tuple[str, ...]) -> Draw:
+def probes(study: Study, subject: str, targets: tuple[str, ...]) -> FigureOutcome:
     """Scores of logistic regressions on the code, on unseen tasks, by layer."""
+    scores = probed(study, targets)
+    rows = []
+    numbers: dict[str, dict[str, Any]] = {}
+    for (*probe, layer), by_model in scores.groupby(level=[*PROBE, "layer"], sort=False):
+        name = f"{probe_title(*probe)}, layer {layer}"
+        row = {"probe": name}
+        numbers[name] = {}
+        for (model, kind), estimate in by_model.droplevel([*PROBE, "layer"]).items():
+            row[label(model) + kind] = str(estimate)
+            numbers[name][model + kind] = estimate.as_json()
+        rows.append(row)
 
-    def draw(study: Study) -> FigureOutcome:
-        scores = probed(study, targets)
-        rows = []
-        numbers: dict[str, dict[str, Any]] = {}
-        for (*probe, layer), by_model in scores.groupby(level=[*PROBE, "layer"], sort=False):
-            name = f"{probe_title(*probe)}, layer {layer}"
-            row = {"probe": name}
-            numbers[name] = {}
-            for (model, kind), estimate in by_model.droplevel([*PROBE, "layer"]).items():
-                row[label(model) + kind] = str(estimate)
-                numbers[name][model + kind] = estimate.as_json()
-            rows.append(row)
-
-        last = last_layer(scores)
-        verdicts = decodable(f"the {subject}", last[TRAINED], last[PERMUTED])
-        verdicts += learned(f"the {subject}", last[TRAINED], last[UNTRAINED])
-        seed_count = max(map(len, selected(study).values()))
-        seeds = "1 seed" if seed_count == 1 else f"{seed_count} seeds"
-        caption = (
-            f"Macro F1 on unseen tasks of a probe for the {subject}, by layer, {seeds}. Dashed lines with hollow "
-            "marks: the same networks before their first step. Horizontal: permuted labels, mean of the models."
-        )
-        figure = figures.lines(panels_of(scores), x_label="layer", y_label="macro F1", limits=(0.0, None))
-        size = FIT.get(study.scale, 2048)
-        note = f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations."
-        return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, [note], numbers)
-
-    return draw
+    last = last_layer(scores)
+    verdicts = decodable(f"the {subject}", last[TRAINED], last[PERMUTED])
+    verdicts += learned(f"the {subject}", last[TRAINED], last[UNTRAINED])
+    seed_count = max(map(len, selected(study).values()))
+    seeds = "1 seed" if seed_count == 1 else f"{seed_count} seeds"
+    caption = (
+        f"Macro F1 on unseen tasks of a probe for the {subject}, by layer, {seeds}. Dashed lines with hollow "
+        "marks: the same networks before their first step. Horizontal: permuted labels, mean of the models."
+    )
+    figure = figures.lines(panels_of(scores), x_label="layer", y_label="macro F1", limits=(0.0, None))
+    size = FIT.get(study.scale, 2048)
+    note = f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations."
+    return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, [note], numbers)
 
 
 def probed(study: Study, targets: tuple[str, ...], query: str | None = None) -> Cells:

@@ -10,11 +10,10 @@ from polyhead.analysis import figures
 from polyhead.analysis.claims import Verdict, above
 from polyhead.config import Run
 from polyhead.papers import outcome
-from polyhead.papers.figure import Figure
 from polyhead.papers.hyla.fuzzy import ordered, table
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.sizes import HYLA, SRAVEN, SRAVEN_GPU, sraven_task, three
-from polyhead.papers.outcome import Draw, FigureOutcome, Picture, Table
+from polyhead.papers.outcome import Draw, Figure, FigureOutcome, Picture, Table
 from polyhead.papers.sizes import Scale, size, widened, with_seeds
 from polyhead.papers.study import TRAINING_LOSS, Study
 
@@ -128,45 +127,41 @@ def solves(scores: Table, level: float = 0.8) -> list[Verdict]:
 
 def single_head(scores: Table) -> list[Verdict]:
     """Return the claim that a single head is worse than the next larger number of heads.  `scores`: rows by heads."""
-    counts = sorted(scores.index)
-    if counts[0] != 1:  # without runs of a single head there is no claim
+    first, second, *_ = sorted(scores.index)
+    if first != 1:  # without runs of a single head there is no claim
         return []
-    parts = {}
-    for model, gain in (scores.loc[counts[1]] - scores.loc[1]).items():
-        parts[f"{label(model)}, {counts[1]} heads over 1"] = gain
-    return [above("a single head hurts", parts)]
+    return leads("a single head hurts", scores, second, first, f"{second} heads over 1")
 
 
 def harder(scores: Table, axis: str) -> list[Verdict]:
     """Return the claim that the score falls from the smallest to the largest value of `axis`."""
     smallest, *_, largest = sorted(scores.index)
-    parts = {}
-    for model, loss in (scores.loc[smallest] - scores.loc[largest]).items():
-        parts[f"{label(model)}, {smallest:g} over {largest:g}"] = loss
-    return [above(f"SRAVEN gets harder with {axis}", parts)]
+    return leads(f"SRAVEN gets harder with {axis}", scores, smallest, largest, f"{smallest:g} over {largest:g}")
+
+
+def leads(claim: str, scores: Table, first: Any, second: Any, words: str) -> list[Verdict]:
+    """Return the claim that each model has a higher score in row `first` than in row `second`."""
+    differences = scores.loc[first] - scores.loc[second]
+    return [above(claim, {f"{label(model)}, {words}": lead for model, lead in differences.items()})]
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing
-def by_instances(axis: str) -> Draw:
+def by_instances(study: Study, axis: str) -> FigureOutcome:
     """Draw Fig. 4A (axis "width"), 4A with the original code's heads, 4B ("depth"): accuracy by training instances."""
-
-    def draw(study: Study) -> FigureOutcome:
-        cells = study.cells(axis, "instances", "model")
-        runs = outcome.runs_of(cells)
-        verdicts: list[Verdict] = []
-        if outcome.is_complete_grid(cells):
-            scores = outcome.score_table(cells, "compositional").sort_index(level=["instances", axis])
-            verdicts = ordered(scores, f"{len(scores)} settings") + solves(scores)
-        levels = outcome.baseline_means(runs)
-        panels = outcome.panels(cells, "compositional", label, partial("{} {:g}".format, axis), lambda _: levels)
-        figure = figures.lines(panels, x_label="training instances", y_label="accuracy", log_x=True, limits=(0.0, 1.02))
-        caption = f"Compositional accuracy by training instances, a panel per {axis}."
-        rows, numbers = table(cells, ("compositional", "iid"))
-        notes = [f"{name.replace('_', ' ')}: {estimate}" for name, estimate in outcome.baselines(runs).items()]
-        notes.append(outcome.settings_note(cells))
-        return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes, numbers)
-
-    return draw
+    cells = study.cells(axis, "instances", "model")
+    runs = outcome.runs_of(cells)
+    verdicts: list[Verdict] = []
+    if outcome.is_complete_grid(cells):
+        scores = outcome.score_table(cells, "compositional").sort_index(level=["instances", axis])
+        verdicts = ordered(scores, f"{len(scores)} settings") + solves(scores)
+    levels = outcome.baseline_means(runs)
+    panels = outcome.panels(cells, "compositional", label, partial("{} {:g}".format, axis), lambda _: levels)
+    figure = figures.lines(panels, x_label="training instances", y_label="accuracy", log_x=True, limits=(0.0, 1.02))
+    caption = f"Compositional accuracy by training instances, a panel per {axis}."
+    rows, numbers = table(cells, ("compositional", "iid"))
+    notes = [f"{name.replace('_', ' ')}: {estimate}" for name, estimate in outcome.baselines(runs).items()]
+    notes.append(outcome.settings_note(cells))
+    return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes, numbers)
 
 
 def draw_a4(study: Study) -> FigureOutcome:
@@ -186,35 +181,33 @@ def draw_a4(study: Study) -> FigureOutcome:
     return FigureOutcome(pictures, numbers=numbers)
 
 
-def over(axis: str, claim: Callable[[Table], list[Verdict]]) -> Draw:
+def over(study: Study, axis: str, claim: Callable[[Table], list[Verdict]]) -> FigureOutcome:
     """Draw Fig. 5C ("heads"), 5D ("features"), A5 ("held out"): accuracy along one axis."""
-
-    def draw(study: Study) -> FigureOutcome:
-        cells = study.cells(axis, "model")
-        curves = outcome.curves(outcome.scores_of(cells, "compositional"), label)
-        panels: list[outcome.Panel] = [("", curves, outcome.baseline_curves(cells, "compositional"))]
-        figure = figures.lines(panels, x_label=axis, y_label="accuracy", limits=(0.0, 1.02))
-        verdicts: list[Verdict] = []
-        if outcome.is_complete_grid(cells) and cells.index.unique(axis).size > 1:
-            verdicts = claim(outcome.score_table(cells, "compositional"))
-        picture = Picture(study.figure, f"Compositional accuracy by {axis}; {outcome.SEED_CAPTION}.", figure)
-        rows, numbers = table(cells, ("compositional", "iid"))
-        return FigureOutcome([picture], rows, verdicts, [outcome.settings_note(cells)], numbers)
-
-    return draw
+    cells = study.cells(axis, "model")
+    curves = outcome.curves(outcome.scores_of(cells, "compositional"), label)
+    panels: list[outcome.Panel] = [("", curves, outcome.baseline_curves(cells, "compositional"))]
+    figure = figures.lines(panels, x_label=axis, y_label="accuracy", limits=(0.0, 1.02))
+    verdicts: list[Verdict] = []
+    if outcome.is_complete_grid(cells) and cells.index.unique(axis).size > 1:
+        verdicts = claim(outcome.score_table(cells, "compositional"))
+    picture = Picture(study.figure, f"Compositional accuracy by {axis}; {outcome.SEED_CAPTION}.", figure)
+    rows, numbers = table(cells, ("compositional", "iid"))
+    return FigureOutcome([picture], rows, verdicts, [outcome.settings_note(cells)], numbers)
 
 
 def _figure(title: str, draw: Draw, runs: Callable[[str], tuple[Run, ...]], minutes: float) -> Figure:
     return Figure(title, HYLA, draw, runs, minutes, SRAVEN_GPU)
 
 
-_FEATURES = over("features", partial(harder, axis="the number of features"))
-_FRACTION = over("held out", partial(harder, axis="the fraction held out"))
+_FEATURES = partial(over, axis="features", claim=partial(harder, axis="the number of features"))
+_FRACTION = partial(over, axis="held out", claim=partial(harder, axis="the fraction held out"))
 FIGURES = {
-    "fig-4a": _figure("Fig. 4A: data and width on SRAVEN", by_instances("width"), fig_4a, 50.4),
-    "fig-4a-heads": _figure("Fig. 4A, heads growing with width", by_instances("width"), fig_4a_heads, 67.0),
-    "fig-4b": _figure("Fig. 4B: data and depth on SRAVEN", by_instances("depth"), fig_4b, 31.5),
-    "fig-5c": _figure("Fig. 5C: number of heads", over("heads", single_head), fig_5c, 10.0),
+    "fig-4a": _figure("Fig. 4A: data and width on SRAVEN", partial(by_instances, axis="width"), fig_4a, 50.4),
+    "fig-4a-heads": _figure(
+        "Fig. 4A, heads growing with width", partial(by_instances, axis="width"), fig_4a_heads, 67.0
+    ),
+    "fig-4b": _figure("Fig. 4B: data and depth on SRAVEN", partial(by_instances, axis="depth"), fig_4b, 31.5),
+    "fig-5c": _figure("Fig. 5C: number of heads", partial(over, axis="heads", claim=single_head), fig_5c, 10.0),
     "fig-5d": _figure("Fig. 5D: number of features", _FEATURES, fig_5d, 6.4),
     "fig-a4": _figure("Fig. A4: training loss when scaling", draw_a4, fig_a4, 72.3),
     "fig-a5": _figure("Fig. A5: fraction held out on SRAVEN", _FRACTION, fig_a5, 10.1),

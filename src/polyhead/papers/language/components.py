@@ -8,10 +8,9 @@ from polyhead.analysis import figures
 from polyhead.analysis.claims import Scores, Verdict, above
 from polyhead.config import Rotary, Run
 from polyhead.models.size import match, parameters
-from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import CLOSE, LANGUAGE, SMOKE, LanguageScale, feedforward, model
 from polyhead.papers.language.shared import GB, course, notes_of, one_text, run_of, table, trained
-from polyhead.papers.outcome import SEED_CAPTION, FigureOutcome, Picture, Table, curves, scores_of
+from polyhead.papers.outcome import SEED_CAPTION, Figure, FigureOutcome, Picture, Table, curves, scores_of
 from polyhead.papers.sizes import size
 from polyhead.papers.study import Study
 

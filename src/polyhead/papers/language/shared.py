@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from polyhead.analysis.claims import Estimate, Scores
+from polyhead.analysis.claims import Scores, Verdict, above
 from polyhead.config import Run, SymbolicAttention, TransformerConfig
 from polyhead.papers.language.models import ROWS, LanguageScale, label, model
 from polyhead.papers.outcome import Rows, choices, condition_text, score_row, settings_note
@@ -49,9 +49,11 @@ def run_of(name: str, settings: TransformerConfig, shape: LanguageScale, setting
     return Run(name=name, task=shape.task, model=settings, train=train, seed=seed)
 
 
-def lower(scores: Scores, first: str, second: str) -> dict[str, Estimate]:
-    """Return the score of `second` minus that of `first`."""
-    return {f"{label(second)} − {label(first)}": scores[second] - scores[first]}
+def lower(claim: str, scores: Scores, first: str, second: str) -> list[Verdict]:
+    """Return the claim that `first` has a lower score than `second`; none if one of them was not run."""
+    if first not in scores or second not in scores:
+        return []
+    return [above(claim, {f"{label(second)} − {label(first)}": scores[second] - scores[first]})]
 
 
 # --------------------------------------------------------------------------------------------------------------- text

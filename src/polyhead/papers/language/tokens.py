@@ -9,10 +9,9 @@ from polyhead.analysis import figures
 from polyhead.analysis.claims import Estimate, Verdict, above, mean
 from polyhead.config import Rotary, Run, SymbolicAttention
 from polyhead.papers import outcome
-from polyhead.papers.figure import Figure
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE_PAIRS, LanguageScale, label
-from polyhead.papers.language.shared import GB, LIBRARY, compared, cost, course, lower, one_text, update_tokens
-from polyhead.papers.outcome import Cells, Curves, FigureOutcome, Panel, Picture, Rows, Table
+from polyhead.papers.language.shared import GB, LIBRARY, compared, cost, course, one_text, update_tokens
+from polyhead.papers.outcome import Cells, Curves, Figure, FigureOutcome, Panel, Picture, Rows, Table
 from polyhead.papers.sizes import size, widened
 from polyhead.papers.study import Cell, Study
 
@@ -83,29 +82,11 @@ LEVELS = {
 }
 
 
-def _reached(values: str) -> dict[float, float]:
-    """The numbers of a row of the authors' table, by level; "-" where it was not reached."""
-    billions = {}
-    for level, value in zip(LEVELS["paper"], values.split(), strict=True):
-        if value != "-":
-            billions[level] = float(value)
-    return billions
-
-
-# Width -> model -> perplexity -> billions of tokens until it was reached: the authors' page.
-TOKENS: dict[int, dict[str, dict[float, float]]] = {
-    1024: {
-        "dual": _reached("1.05 1.31 1.84 3.01 5.77 -"),
-        "softmax": _reached("1.18 1.57 2.23 3.67 7.08 -"),
-    },
-    1536: {
-        "dual": _reached(".79 1.05 1.44 2.10 3.80 7.73"),
-        "softmax": _reached(".92 1.18 1.57 2.36 4.19 8.78"),
-    },
-    2048: {
-        "dual": _reached(".79 .92 1.18 1.70 3.01 6.03"),
-        "softmax": _reached(".92 1.05 1.31 1.97 3.28 6.55"),
-    },
+# Width -> model -> billions of tokens until a perplexity of `LEVELS["paper"]` was reached: the authors' page.
+TOKENS: dict[int, dict[str, str]] = {
+    1024: {"dual": "1.05, 1.31, 1.84, 3.01, 5.77, –", "softmax": "1.18, 1.57, 2.23, 3.67, 7.08, –"},
+    1536: {"dual": "0.79, 1.05, 1.44, 2.10, 3.80, 7.73", "softmax": "0.92, 1.18, 1.57, 2.36, 4.19, 8.78"},
+    2048: {"dual": "0.79, 0.92, 1.18, 1.70, 3.01, 6.03", "softmax": "0.92, 1.05, 1.31, 1.97, 3.28, 6.55"},
 }
 
 
@@ -129,9 +110,8 @@ def sooner(needs: Needs) -> list[Verdict]:
 def better_at_the_end(scores: Table) -> list[Verdict]:
     """Return the claim about the final scores.  `scores`: by width."""
     parts = {}
-    for width, of_width in scores.reindex(columns=["dual", "softmax"]).dropna().iterrows():
-        for name, difference in lower(of_width, "dual", "softmax").items():
-            parts[f"width {width}, {name}"] = difference
+    for width, difference in outcome.differences(scores, "softmax", "dual").items():
+        parts[f"width {width}, {label('softmax')} − {label('dual')}"] = difference
     if not parts:
         return []
     return [above("after all tokens, dual attention is better at every size", parts)]
@@ -192,15 +172,8 @@ def draw(study: Study) -> FigureOutcome:
     rows, numbers = efficiency(cells, needs, study.scale)
     columns = "Columns named by a perplexity: millions of tokens until validation text has it, the mean over seeds; – "
     notes = [text, f"{columns}where a seed does not come there.", *outcome.choices(ROWS, ("dual",))]
-    if not is_of_paper(cells):
-        notes += paper_notes()
-    notes.append(outcome.settings_note(cells))
+    notes += [*paper_notes(), outcome.settings_note(cells)]
     return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes, numbers)
-
-
-def is_of_paper(cells: Cells) -> bool:
-    """Return whether all widths are the paper's."""
-    return set(cells.index.unique("width")) <= set(TOKENS)
 
 
 def efficiency(cells: Cells, needs: Needs, scale: str) -> Rows:
@@ -221,28 +194,20 @@ def efficiency(cells: Cells, needs: Needs, scale: str) -> Rows:
                 values[f"log of million tokens to {level:g}"] = tokens.as_json()
         perplexity, bits = cell.score("validation", "perplexity"), cell.score("iid")
         row |= {"perplexity, validation": str(perplexity), "bits per byte, iid": str(bits)}
-        if is_of_paper(cells):
-            row["paper: billion tokens to 30, 27, 24, 21, 18, 15"] = _printed(width, model)
-            row["paper: perplexity"] = str(PERPLEXITY[width][model])
         rows.append(row | cost(cell))
         values |= {"perplexity": perplexity.as_json(), "bits per byte": bits.as_json()}
         numbers[f"width {width}, {model}"] = values
     return rows, numbers
 
 
-def _printed(width: int, model: str) -> str:
-    values = TOKENS[width][model]
-    return ", ".join(f"{values[level]:.2f}" if level in values else "–" for level in LEVELS["paper"])
-
-
 def paper_notes() -> list[str]:
-    """Return the paper's numbers as notes, if its sizes differ from ours."""
+    """Return the paper's numbers as notes."""
     notes = []
     for width, by_model in PERPLEXITY.items():
         for model, value in by_model.items():
             notes.append(
                 f"Paper, width {width}, {label(model)}: perplexity {value} on FineWeb-Edu; billion tokens to 30, 27, "
-                f"24, 21, 18 and 15: {_printed(width, model)}."
+                f"24, 21, 18 and 15: {TOKENS[width][model]}."
             )
     return notes
 
