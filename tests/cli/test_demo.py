@@ -48,7 +48,7 @@ def test_the_race_gathers_what_its_workers_send_and_ctrl_c_ends_them(begun, monk
     monkeypatch.setattr(demo, "race", lambda racer, seed: [(0, 0.5), (25, 0.75)])
     curves = cli_demo.run_race(num_seeds=2, num_workers=1)
     assert curves == {racer: {"0": [(0, 0.5), (25, 0.75)], "1": [(0, 0.5), (25, 0.75)]} for racer in demo.RACERS}
-    assert "0.75 to 0.75" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("0.75 to 0.75\n")
     assert begun == [(signal.signal, (signal.SIGINT, signal.SIG_DFL))]
     cli_demo.print_scores(curves, SCORES)
     assert capsys.readouterr().out.count("0.850") == len(SCORES)

@@ -24,11 +24,11 @@ BARS = " ▁▂▃▄▅▆▇█"
 RACE = """\
 1 of 2, a minute or two. A game with pictures: do the outer two of three shapes match, while the middle one differs?
 Each network trains on 1,000 pictures of one family of shapes. The score is accuracy on new shapes."""
-FUZZY = """
+FUZZY = """\
 2 of 2, half a minute. Fuzzy logic: find a function in 31 examples and apply it. The networks were trained before, for
 50,000 steps. They are scored now on functions whose two parts they know. Five divisions of the functions into known and
 unseen combinations."""
-NO_MODELS = "\n2 of 2 is left out: it needs the folder models/ of the repository"
+NO_MODELS = "2 of 2 is left out: it needs the folder models/ of the repository"
 
 
 def demo(folder: Path = Path("runs/demo"), seeds: int = 3, workers: int = min(os.cpu_count() or 1, 8)) -> int:
@@ -89,6 +89,7 @@ def run_race(num_seeds: int, num_workers: int) -> dict[str, dict[str, "Curve"]]:
             live.update(race_board(curves), refresh=True)
         for future in futures:
             future.result()  # raises what ended a worker
+    print(file=sys.stderr)  # where there is no terminal, the board does not end its line
     return curves
 
 
