@@ -1,6 +1,6 @@
 """The pages of mechanisms: equation and cost are read off `polyhead.spec`, pictures are drawn here.
 
-    python docs/figures/mechanisms.py        writes both; tests/house/test_site.py compares
+    python docs/figures/mechanisms.py        writes both
 
 A picture shows the code of one query as the op computes it, and where it enters.
 """
