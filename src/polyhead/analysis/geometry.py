@@ -23,8 +23,8 @@ def embed(
     """A map of codes: two coordinates (b 2) per code.
 
     `pca`: the two directions of largest variance.  `tsne`: Barnes-Hut t-SNE initialised with them (van der Maaten &
-    Hinton 2008), of perplexity 30, or (b - 1) / 3 for few codes.  It runs on one thread, so equal inputs give equal
-    maps.  Raises ValueError for fewer than 4 codes, codes that are not finite, and an unknown method.
+    Hinton 2008).  Its perplexity is 30, or less for few codes.  It runs on one thread, so equal inputs give equal maps.
+    Raises ValueError for fewer than 4 codes, codes that are not finite, and an unknown method.
     """
     x = finite(codes, "embed")
     if len(x) < 4:
