@@ -103,8 +103,9 @@ def test_verdicts_and_baselines_are_of_today(made, monkeypatch):
 def test_scores_during_training_are_kept_and_drawn_again(made, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
-    place, _ = made("order")
+    place, about = made("order")
     redraw(place, tmp_path / "new")
+    assert all(list(row["courses"]["training loss"]) == [str(row["steps"])] for row in some(about["runs"]))
     assert len(drawn) == 2
     assert drawn[0] == drawn[1]
     ((_, series, _),) = drawn[1]
@@ -124,11 +125,6 @@ def test_a_score_that_is_no_number_is_null_in_json(made, tmp_path):
     new, again = (json.loads(text, parse_constant=pytest.fail) | {"drawn": None} for text in texts)
     assert new == again
     assert new["runs"][0]["scores"][split]["accuracy"] is None
-
-
-def test_the_last_training_losses_are_kept(made):
-    _, about = made("fig-a3")
-    assert all(list(row["courses"]["training loss"]) == [str(row["steps"])] for row in some(about["runs"]))
 
 
 def test_what_cannot_be_drawn_again_is_refused_in_one_line(made, tmp_path):
