@@ -72,7 +72,12 @@ def pooled(x: jax.Array, pool: str, mask: jax.Array | None) -> jax.Array:
         mask = jnp.ones(x.shape[2:4], bool)
     is_visible = jnp.broadcast_to(mask, jnp.broadcast_shapes(mask.shape, x.shape[2:4]))[..., None]
     if pool == "max":
-        largest = jnp.where(is_visible, x, -jnp.inf).max(3, keepdims=True, initial=-jnp.inf)
+        if not x.shape[3]:
+            return x.sum(3, keepdims=True)
+        # The gradient of `max` compares x with its maximum; under jit, x computed twice may be rounded in two ways and
+        # equal it nowhere.  An index cannot miss.
+        index = jnp.where(is_visible, x, -jnp.inf).argmax(3, keepdims=True)
+        largest = jnp.take_along_axis(x, index, 3)
         return jnp.where(is_visible.any(-2, keepdims=True), largest, 0)
     total = wide(x).sum(3, keepdims=True)  # may be more than float16 holds
     count = jnp.maximum(is_visible.sum(-2, keepdims=True), 1).astype(total.dtype)
