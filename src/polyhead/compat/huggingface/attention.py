@@ -160,7 +160,9 @@ class Heads(Groups):
             if relational is not None:
                 tensors |= relational[i]
             outputs.append(attended(group, limits.call(tensors, heads.start, heads.stop)))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)  # one group needs no copy
+        if len(outputs) == 1:
+            return outputs[0]  # one group needs no copy
+        return torch.cat(outputs, dim=2)
 
     def _from_stream(self, x: Tensor, first: int, positions: Tensor | None) -> FromStream:
         symbols = [source(x, first=first, positions=positions) for source in self.symbols]

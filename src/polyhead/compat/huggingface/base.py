@@ -81,7 +81,9 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         **options: Any,
     ) -> None:
         """As in the library.  A buffer that a user's layers share is written once per layer."""
-        state = dict(self.state_dict() if state_dict is None else state_dict)
+        if state_dict is None:
+            state_dict = self.state_dict()
+        state = dict(state_dict)
         first_names = dict(self.named_buffers())
         for name, _ in self.named_buffers(remove_duplicate=False):
             if name in state and name not in first_names:  # safetensors refuses two names for the same memory
