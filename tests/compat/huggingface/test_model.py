@@ -7,7 +7,6 @@ import pytest
 import torch
 from refusals import refusing
 from tiny_transformers import hf, ours, tokens, transformers
-from torch import nn
 from torch.testing import assert_close
 
 import polyhead as ph
@@ -15,27 +14,6 @@ from polyhead import config as configs
 from polyhead.models.transformer import Transformer
 
 AUTO = transformers.AutoModelForCausalLM
-TABLE, WEIGHT = torch.randn(16, 16), nn.Parameter(torch.randn(16, 16))
-
-
-class OneTable(nn.Module):
-    """A user's layer: all blocks read the same buffer and the same parameter."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("table", TABLE)
-        self.weight = WEIGHT
-
-    def forward(self, x):
-        return x @ self.table @ self.weight
-
-
-@dataclasses.dataclass(frozen=True)
-class SharedTable(ph.config.FeedForward):
-    def module(self, dim):
-        return OneTable()
-
-
 OWN = ph.SymbolicAttention(shared=False, count=6)
 MODELS = {
     "rotary": {"heads": (ph.Softmax(2), ph.Hyla(2)), "positions": ph.Rotary(), "outputs": ph.Logits(50, tied=True)},
@@ -46,7 +24,6 @@ MODELS = {
     "libraries": {"heads": (ph.Softmax(2), ph.Relational(2, symbols=OWN)), "layers": 3},
     "fixed libraries": {"heads": (ph.Relational(2, symbols=dataclasses.replace(OWN, trainable=False)),)},
     "experts": {"heads": (ph.Softmax(2),), "feedforward": ph.Experts(2, 1, 8), "window": 3},
-    "a user's shared tensors": {"heads": (ph.Softmax(2),), "feedforward": SharedTable()},
 }
 """Everything that has constants or tables of its own: what loading on the meta device can lose."""
 

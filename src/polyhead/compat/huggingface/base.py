@@ -1,7 +1,6 @@
 """The base of our models in transformers: tied parameters, saving, and the common part of `forward`."""
 
 import dataclasses
-import os
 from typing import Any
 
 import torch
@@ -72,23 +71,6 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
             is_on_disk = parameter.is_meta
             if not is_on_disk and not getattr(parameter, "_is_hf_initialized", False):
                 raise ValueError(f"{type(self).__name__}: the file must have {name} of each {type(module).__name__}")
-
-    def save_pretrained(  # type: ignore[override]  # other arguments are passed on
-        self,
-        save_directory: str | os.PathLike[str],
-        is_main_process: bool = True,
-        state_dict: dict[str, Tensor] | None = None,
-        **options: Any,
-    ) -> None:
-        """As in the library.  A buffer that a user's layers share is written once per layer."""
-        if state_dict is None:
-            state_dict = self.state_dict()
-        state = dict(state_dict)
-        first_names = dict(self.named_buffers())
-        for name, _ in self.named_buffers(remove_duplicate=False):
-            if name in state and name not in first_names:  # safetensors refuses two names for the same memory
-                state[name] = state[name].clone()
-        super().save_pretrained(save_directory, is_main_process, state_dict=state, **options)
 
     def _set_gradient_checkpointing(
         self, enable: bool = True, gradient_checkpointing_func: object = None, every_n_layers: int = 1
