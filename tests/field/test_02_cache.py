@@ -95,6 +95,7 @@ def test_positions_that_stop_are_refused():
     refused(lambda: layer(x[:, 3:], cache=cache), text)
 
 
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # from 5.24 on
 # ------------------------------------------------------------------------------------------------------ Hugging Face
 @pytest.mark.parametrize("heads", ["softmax", "relational"])
 def test_generate_continues_a_conversation_whose_second_turn_is_padded(heads):
