@@ -271,3 +271,9 @@ def test_a_batch_moves_as_other_libraries_move_it():
     assert all(array.is_meta for array in arrays)
     assert moved.mask is None
     assert moved.source_mask is None
+
+
+@pytest.mark.parametrize("kind", [config.Rotary, config.Swiglu])
+def test_a_part_whose_methods_nobody_would_call_takes_no_subclass(kind):
+    with pytest.raises(TypeError, match=f"^Mine: {kind.__name__} takes no subclasses; write a block of your own$"):
+        type("Mine", (kind,), {"rotate": print})

@@ -63,6 +63,17 @@ class Checked:
                     one_of(cls.__name__, name, value, choices)
 
 
+@dataclasses.dataclass(frozen=True)
+class Closed(Checked):
+    """Base of parts whose kinds are all in the package: nothing would call the methods of a subclass."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        base = cls.__bases__[0].__name__
+        if Closed not in cls.__bases__:
+            raise TypeError(f"{cls.__name__}: {base} takes no subclasses; write a block of your own")
+
+
 # ------------------------------------------------------------------------------------------------------------ one field
 def _check(field: str, value: Any, hint: Any) -> Any:
     """`value` as msgspec converts it to the type `hint`; parts of a configuration are already built."""

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from polyhead.config.checked import Amount, Checked, Count, Positive, choice, omitted_at_default
+from polyhead.config.checked import Amount, Checked, Closed, Count, Positive, choice, omitted_at_default
 from polyhead.spec import ACTS, LAYOUTS
 
 __all__ = [
@@ -36,7 +36,7 @@ Act = Annotated[str, choice(ACTS)]
 
 
 @dataclass(frozen=True)
-class Rotary(Checked):
+class Rotary(Closed):
     """Rotary embedding of q and k.  `interleaved` rotates pairs (2j, 2j+1), `half` rotates pairs (j, j + d/2)."""
 
     theta: Positive = 1e4
@@ -44,7 +44,7 @@ class Rotary(Checked):
 
 
 @dataclass(frozen=True)
-class RelativeBias(Checked):
+class RelativeBias(Closed):
     """T5 relative bias, one table per layer.  Keys after the query share bucket 0.
 
     By default there are as many buckets as positions, as in the HYLA paper's code.  Each of the
@@ -58,17 +58,17 @@ class RelativeBias(Checked):
 
 
 @dataclass(frozen=True)
-class Alibi(Checked):
+class Alibi(Closed):
     """Attention with linear biases: score - slope_h |i - j| (Press et al. 2022)."""
 
 
 @dataclass(frozen=True)
-class Learned(Checked):
+class Learned(Closed):
     """A learned vector per position, added to the inputs of the first layer."""
 
 
 @dataclass(frozen=True)
-class Sinusoidal(Checked):
+class Sinusoidal(Closed):
     """Sines and cosines of the position, added to the inputs of the first layer (Vaswani et al. 2017)."""
 
 
@@ -77,7 +77,7 @@ Position = Rotary | RelativeBias | Alibi | Learned | Sinusoidal
 
 # -------------------------------------------------------------------------------------------------- feed-forward layers
 @dataclass(frozen=True)
-class Mlp(Checked):
+class Mlp(Closed):
     """Two linear maps with `act` between them.  `hidden` defaults to 4 x width."""
 
     hidden: Count | None = None
@@ -86,7 +86,7 @@ class Mlp(Checked):
 
 
 @dataclass(frozen=True)
-class Swiglu(Checked):
+class Swiglu(Closed):
     """W2(silu(W1 x) * W3 x).  `hidden` defaults to the multiple of 64 nearest to 8/3 width."""
 
     hidden: Count | None = None
@@ -94,7 +94,7 @@ class Swiglu(Checked):
 
 
 @dataclass(frozen=True)
-class Experts(Checked):
+class Experts(Closed):
     """Mixture of expert MLPs: the top k of a linear gate, weighted by the softmax over those k; the gate has no
     noise."""
 
