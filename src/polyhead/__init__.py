@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # for type checkers and editors: the names of the tables belo
     from polyhead.config.rivals import *  # noqa: F403
     from polyhead.config.run import Decay as Decay, Run as Run, Train as Train
     from polyhead.config.run import TransformerConfig as TransformerConfig, digest as digest
-    from polyhead.config.task import Batch as Batch, Task as Task, stream as stream
     from polyhead.layers import testing as testing
     from polyhead.layers.attention import MultiHeadAttention as MultiHeadAttention
     from polyhead.layers.block import TransformerBlock as TransformerBlock
@@ -39,6 +38,7 @@ if TYPE_CHECKING:  # for type checkers and editors: the names of the tables belo
     from polyhead.papers import recipes as recipes, reproduce as reproduce
     from polyhead.scale.records import records as records
     from polyhead.scale.sweep.jobs import sweep as sweep
+    from polyhead.tasks.base import Batch as Batch, Task as Task, stream as stream
     from polyhead.train.store.checkpoint import load_model as _load_model
 
     load = _load_model
@@ -55,7 +55,6 @@ _NAMES = {
     "config.extensions": "register",
     "config.rivals": "AbstractorConfig CoRelNetConfig PrediNetConfig",
     "config.run": "Decay Run Train TransformerConfig digest",
-    "config.task": "Batch Task stream",
     "layers.attention": "MultiHeadAttention",
     "layers.block": "TransformerBlock",
     "layers.cache": "Cache",
@@ -69,6 +68,7 @@ _NAMES = {
     "pages.explore.writer": "explore",
     "scale.records": "records",
     "scale.sweep.jobs": "sweep",
+    "tasks.base": "Batch Task stream",
     "train.store.checkpoint": "load",
 }
 """A module -> its public names.  Besides these, the package has the parts of models in `config`."""

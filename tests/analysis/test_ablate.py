@@ -7,8 +7,8 @@ from refusals import refusing
 import polyhead as ph
 from polyhead.analysis import zero_heads
 from polyhead.analysis.probe import draws
-from polyhead.config import Task
 from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.tasks.base import Task
 
 FUZZY, RAVEN = FuzzyLogic(variables=3, terms=2, length=8), Sraven(features=2, values=5)
 HEADS = [

@@ -5,8 +5,8 @@ import dataclasses
 import torch
 
 from polyhead.analysis import targets, views
-from polyhead.config import Batch
 from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.tasks.base import Batch
 
 
 def batch_of(values: torch.Tensor, latents: dict[str, torch.Tensor]) -> Batch:

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 import polyhead as ph
 from polyhead.analysis import capture, codes, mix_codes, swap, swap_codes
 from polyhead.analysis.swap import CODES, codes_of, controls, replaced
-from polyhead.config import stream
 from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.tasks.base import stream
 from polyhead.tasks.fuzzy_logic.task import zadeh
 from polyhead.train.evaluation import predict
 

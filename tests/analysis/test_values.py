@@ -13,9 +13,9 @@ from zoo import variants
 
 import polyhead as ph
 from polyhead.analysis import capture, codes, value_network
-from polyhead.config import Batch
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import act as activation
+from polyhead.tasks.base import Batch
 
 T, DIM = 8, 12
 

@@ -7,25 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
-import torch
 import yaml
 from refusals import refusing
 from scripts import ROOT
 from some import some
 
 from polyhead import config
-from polyhead.config import (
-    Experts,
-    Hyla,
-    Linear,
-    RelativeBias,
-    Run,
-    Softmax,
-    Train,
-    TransformerConfig,
-    digest,
-    stream,
-)
+from polyhead.config import Experts, Hyla, Linear, RelativeBias, Run, Softmax, Train, TransformerConfig, digest
 from polyhead.config.checked import Checked, field_types, union_members
 from polyhead.papers.recipes import RECIPES
 from polyhead.tasks import KINDS, FuzzyLogic
@@ -60,14 +48,6 @@ def test_the_digest_changes_with_what_changes_results_only():
     assert digest(Softmax(4, impl="reference")) == digest(Softmax(4)) != digest(Softmax(4, share=True))  # added later
     assert digest(Train(accumulate=2)) != digest(Train())
     assert config.to_dict(Softmax(4))["share"] is False  # in files it is spelled out
-
-
-def test_streams_never_meet():
-    names = ["fuzzy_logic/train", "fuzzy_logic/iid", "fuzzy_logic/compositional", "init", "dropout"]
-    seeds = {stream(seed, name, step) for seed in range(5) for name in names for step in range(50)}
-    assert len(seeds) == 5 * 5 * 50
-    assert all(0 <= s < 2**63 for s in seeds)
-    assert stream(1, "train", 23) == 3332356567283682511  # in every process and version: batches are drawn by it
 
 
 MISTAKES = [
@@ -227,50 +207,6 @@ def test_the_digests_of_published_runs_stay(path):
     values = json.loads(path.read_text())
     recorded = values.pop("digest", None)
     assert recorded in (None, digest(config.from_dict(values, KINDS)))
-
-
-def test_the_direction_of_a_users_metric_is_checked():
-    @dataclass(frozen=True)
-    class Loss(FuzzyLogic):
-        better = "Lower"
-
-    with refusing("Loss: unknown better 'Lower'; did you mean 'lower'? (choose from higher, lower)"):
-        Loss()
-
-
-def test_a_batch_without_a_mask_has_real_tokens_only_beside_one_with_a_mask():
-    """The masks of all were those of the first: none."""
-    x, mask = torch.zeros(2, 3), torch.tensor([[True, True, False], [True, False, False]])
-    whole, padded = (config.Batch(x, x, one, x == 0, {}) for one in (None, mask))
-    for batches in ([whole, padded], [padded, whole]):
-        masks = [mask if batch is padded else torch.ones_like(mask) for batch in batches]
-        assert torch.equal(config.Batch.cat(batches).mask, torch.cat(masks))
-    assert config.Batch.cat([whole, whole]).mask is None
-
-
-def test_batches_are_joined_if_they_have_the_same_parts():
-    """The labels of the first were kept and all others lost."""
-    x = torch.zeros(2, 3)
-    plain, rule, source = (config.Batch(x, x, None, x == 0, *more) for more in (({},), ({"rule": x},), ({}, x)))
-    for batches, part in (
-        ([plain, rule], "latents['rule']"),
-        ([rule, plain], "latents['rule']"),
-        ([plain, source], "source"),
-    ):
-        with refusing(f"Batch: {part} must be in all batches or in none, but is in some of 2"):
-            config.Batch.cat(batches)
-    with refusing("Batch: at least one batch was wanted but none came"):
-        config.Batch.cat([])
-    assert config.Batch.cat([rule, rule]).latents["rule"].shape == (4, 3)
-
-
-def test_a_batch_moves_as_other_libraries_move_it():
-    x = torch.zeros(2, 3)
-    moved = config.Batch(x, x, None, x == 0, {"rule": x}, source=x).to(torch.device("meta"), non_blocking=True)
-    arrays = (moved.inputs, moved.targets, moved.scored, moved.latents["rule"], moved.source)
-    assert all(array.is_meta for array in arrays)
-    assert moved.mask is None
-    assert moved.source_mask is None
 
 
 @pytest.mark.parametrize("kind", [config.Rotary, config.Swiglu])

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 import polyhead as ph
-from polyhead.config import Batch
+from polyhead.tasks.base import Batch
 from polyhead.tasks.text.tokens import Bytes
 
 TEXT = 'if a < b:\n\tprint("<script>window.hacked = 1</script><img src=x onerror=hacked()>")  # é &amp; a < b'

@@ -9,9 +9,10 @@ from tiny_runs import crashed, tiny
 
 from polyhead import config
 from polyhead.analysis.ablate import zero_heads
-from polyhead.config import Batch, Classes, CoRelNetConfig, Learned, Logits, Patches, Tokens, TransformerConfig
+from polyhead.config import Classes, CoRelNetConfig, Learned, Logits, Patches, Tokens, TransformerConfig
 from polyhead.models.transformer import Transformer
 from polyhead.tasks import KINDS, Images, Maths
+from polyhead.tasks.base import Batch
 from polyhead.tasks.classification import Classification
 from polyhead.train import evaluate, fast_products, load_model, run
 from polyhead.train.evaluation import predict

@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.analysis.probe import draws
-from polyhead.config import Batch, Task
 from polyhead.layers.taps import looking
 from polyhead.models.transformer import Transformer
 from polyhead.spec.shapes import check_number
+from polyhead.tasks.base import Batch, Task
 from polyhead.tasks.task import Score, check_split
 from polyhead.train.evaluation import predict
 

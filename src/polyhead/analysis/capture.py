@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polyhead.config import Batch
 from polyhead.layers.taps import OWN, GroupTaps, Taps, looking
 from polyhead.ops.call import AttentionCall, Masks
+from polyhead.tasks.base import Batch
 from polyhead.train.evaluation import sources
 
 INTEGER = (int, np.integer)

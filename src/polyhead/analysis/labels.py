@@ -11,7 +11,8 @@ import numpy as np
 import torch
 
 from polyhead.analysis.capture import as_array
-from polyhead.config import Batch, Classes, Task
+from polyhead.config import Classes
+from polyhead.tasks.base import Batch, Task
 
 Array = np.ndarray
 Pairs = tuple[tuple[int, int], ...]

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from polyhead.analysis.capture import as_array, capture, codes, finite
 from polyhead.analysis.geometry import purity
 from polyhead.analysis.labels import distinct, targets, unreadable, views, with_field
-from polyhead.config import Batch, Task, stream
 from polyhead.layers.taps import Taps
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import check_number, one_of, shaped
+from polyhead.tasks.base import Batch, Task, stream
 
 Array = np.ndarray
 Index = Array | Tensor | slice | list[int]

@@ -15,8 +15,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead.analysis.capture import as_array, capture, within
-from polyhead.config import Batch, Patches, Task, Tokens
+from polyhead.config import Patches, Tokens
 from polyhead.layers.taps import GroupTaps, Taps
+from polyhead.tasks.base import Batch, Task
 
 Array = np.ndarray
 Names = tuple[str, ...]

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from polyhead.analysis.capture import capture, within
 from polyhead.analysis.values import agree
-from polyhead.config import Batch, Task, stream
 from polyhead.layers.block import TransformerBlock
 from polyhead.layers.heads.functions import Code, coder, compiled, is_own
 from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
@@ -26,6 +25,7 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.hyla.op import hyla
 from polyhead.ops.linear.op import linear_attention
 from polyhead.spec.shapes import check_number, one_of
+from polyhead.tasks.base import Batch, Task, stream
 from polyhead.tasks.task import Score, check_split
 from polyhead.train.evaluation import predict
 

@@ -13,8 +13,8 @@ from polyhead.cli.parse import RunFolders
 from polyhead.spec.shapes import one_of
 
 if TYPE_CHECKING:
-    from polyhead.config import Task
     from polyhead.scale.records import Records
+    from polyhead.tasks.base import Task
 
 UNSEEN_SPLITS = ("compositional", "novel")
 """The first of a model's splits that begins with one of these has its score on unseen data."""

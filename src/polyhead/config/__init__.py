@@ -1,7 +1,7 @@
 """All configurations, as frozen dataclasses: models, tasks, runs.  They import neither torch nor jax.
 
 mechanisms.py: groups of heads.  components.py: positions, feed-forward layers, inputs and outputs.  rivals.py: models
-of the literature.  task.py: Batch and the abstract Task.  run.py: TransformerConfig, Train, Run.  serial.py: JSON.
+of the literature.  run.py: TransformerConfig, Train, Run.  serial.py: JSON.
 """
 
 from polyhead.config.checked import non_semantic
@@ -13,21 +13,17 @@ from polyhead.config.rivals import AbstractorConfig, CoRelNetConfig, PrediNetCon
 from polyhead.config.run import *  # noqa: F403
 from polyhead.config.run import __all__ as _run
 from polyhead.config.serial import to_dict
-from polyhead.config.task import Batch, Task, stream
 
 __all__ = [
     *_components,
     *_mechanisms,
     *_run,
     "AbstractorConfig",
-    "Batch",
     "CoRelNetConfig",
     "PrediNetConfig",
     "SymbolHeads",
     "SymbolSource",
     "Symbols",
-    "Task",
     "non_semantic",
-    "stream",
     "to_dict",
 ]

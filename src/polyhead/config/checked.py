@@ -74,6 +74,11 @@ class Closed(Checked):
             raise TypeError(f"{cls.__name__}: {base} takes no subclasses; write a block of your own")
 
 
+@dataclasses.dataclass(frozen=True)
+class Task(Checked):
+    """The base class of tasks, whose room is above this one: tasks/base.py has their methods."""
+
+
 # ------------------------------------------------------------------------------------------------------------ one field
 def _check(field: str, value: Any, hint: Any) -> Any:
     """`value` as msgspec converts it to the type `hint`; parts of a configuration are already built."""

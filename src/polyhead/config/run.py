@@ -11,7 +11,7 @@ import typing
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from polyhead.config import serial
 from polyhead.config.checked import (
@@ -47,8 +47,12 @@ from polyhead.config.mechanisms import (
 )
 from polyhead.config.rivals import AbstractorConfig, Baseline
 from polyhead.config.serial import to_dict
-from polyhead.config.task import Task
 from polyhead.spec import NORM_ORDERS, NORMS, PRESETS
+
+if TYPE_CHECKING:
+    from polyhead.tasks.base import Task
+else:
+    from polyhead.config.checked import Task
 
 __all__ = [
     "BlindToOrder",

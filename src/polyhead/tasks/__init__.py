@@ -1,6 +1,6 @@
 """Reasoning tasks and language: data, loss and metrics.  They import no network."""
 
-from polyhead.config import Batch, Task
+from polyhead.tasks.base import Batch, Task
 from polyhead.tasks.fuzzy_logic.task import FuzzyLogic
 from polyhead.tasks.images.task import Images
 from polyhead.tasks.maths.task import Maths

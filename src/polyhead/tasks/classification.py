@@ -9,10 +9,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Classes, Task
+from polyhead.config import Classes
 from polyhead.config.components import Input
-from polyhead.config.words import Baseline
 from polyhead.spec.shapes import shaped
+from polyhead.tasks.base import Baseline, Batch, Task
 from polyhead.tasks.task import Score, check_baselines, check_logits, token_guesses
 
 ACCURACY = ("Accuracy", "The share of correct answers.")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polyhead.config import stream
+from polyhead.tasks.base import stream
 
 # Maps kinds (n) to rows (n k) of integers, one row for each kind.
 Draw = Callable[[Tensor], Tensor]

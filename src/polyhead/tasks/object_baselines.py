@@ -33,8 +33,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polyhead.config.words import Baseline
 from polyhead.spec.shapes import shaped
+from polyhead.tasks.base import Baseline
 
 KNOWN_PAIRS = Baseline("Known pairs", "knows no relation, only the pairs of objects of training", drawn=True)
 KNOWN_OBJECTS = Baseline(

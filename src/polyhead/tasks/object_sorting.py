@@ -20,10 +20,10 @@ from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Logits, Task, Tokens, Vectors
+from polyhead.config import Logits, Tokens, Vectors
 from polyhead.config.checked import Amount, Count, Index, choice
-from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
+from polyhead.tasks.base import Batch, Task, Words
 from polyhead.tasks.classification import ACCURACY, CHANCE
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.object_baselines import KNOWN_OBJECTS, ascending, mean_places, nearest

@@ -13,9 +13,9 @@ from jaxtyping import Float
 from msgspec import Meta
 from torch import Tensor
 
-from polyhead.config import Batch, Classes, Vectors
+from polyhead.config import Classes, Vectors
 from polyhead.config.checked import Count, Index, choice
-from polyhead.config.words import Words
+from polyhead.tasks.base import Batch, Words
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
 from polyhead.tasks.object_baselines import KNOWN_OBJECTS, KNOWN_PAIRS, first_shares, ordered_pairs

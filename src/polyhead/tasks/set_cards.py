@@ -20,10 +20,10 @@ from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Classes, Vectors
+from polyhead.config import Classes, Vectors
 from polyhead.config.checked import Index
-from polyhead.config.words import Words
 from polyhead.spec.shapes import shaped
+from polyhead.tasks.base import Batch, Words
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
 from polyhead.tasks.object_baselines import KNOWN_PAIRS, card_pairs

@@ -17,8 +17,8 @@ from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Task, stream
 from polyhead.spec.shapes import one_of
+from polyhead.tasks.base import Batch, Task, stream
 
 Item = TypeVar("Item")
 Fraction = Annotated[float, Meta(gt=0, lt=1)]

@@ -11,6 +11,7 @@ from polyhead.config import Run
 from polyhead.config.extensions import check_found, foreign
 from polyhead.models.generate.tokens import reach
 from polyhead.spec.shapes import one_of
+from polyhead.tasks.base import Batch
 from polyhead.train import tracking
 from polyhead.train.device import pick_device
 from polyhead.train.evaluation import enough
@@ -83,7 +84,7 @@ def read_all(config: Run) -> None:
 
 def _check_batch(task: str, batch: object) -> None:
     """Raise a ValueError unless it is a Batch and all its parts are tensors with one row, as of one sequence."""
-    if not isinstance(batch, configs.Batch):
+    if not isinstance(batch, Batch):
         raise ValueError(f"{task}: sample must return a Batch but returned a {type(batch).__name__}")
     if not isinstance(batch.latents, dict):
         kind = type(batch.latents).__name__

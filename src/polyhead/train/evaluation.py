@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Logits, Task
+from polyhead.config import Logits
 from polyhead.layers.taps import looking
 from polyhead.models.inputs_outputs import LazyLogits
 from polyhead.models.transformer import Transformer
+from polyhead.tasks.base import Batch, Task
 from polyhead.tasks.task import Score
 from polyhead.train.world import World
 

@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyhead.config import Batch, Run, Tokens, stream
+from polyhead.config import Run, Tokens
 from polyhead.models.build import build
 from polyhead.models.transformer import Transformer
+from polyhead.tasks.base import Batch, stream
 from polyhead.train import optimiser, parallel
 from polyhead.train.device import seed
 from polyhead.train.evaluation import answers, evaluate, mean, metrics, parts

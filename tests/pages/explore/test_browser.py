@@ -12,8 +12,8 @@ from explored import DUAL, TEXT, batch_of, model_of
 
 import polyhead as ph
 from polyhead.analysis import capture, look
-from polyhead.config import Batch
 from polyhead.pages.explore import writer as explore
+from polyhead.tasks.base import Batch
 from polyhead.tasks.text.tokens import Bytes
 
 pytestmark = MARKS

@@ -18,11 +18,11 @@ from explored import DUAL, TEXT, batch_of, model_of
 import polyhead as ph
 from polyhead.analysis import capture, look
 from polyhead.cli import dispatch as cli
-from polyhead.config import Batch
 from polyhead.pages.explore import data as explore_data, writer as explore
 from polyhead.pages.explore.data import gather, visible_text
 from polyhead.pages.explore.page import CODES, MORE, explore_page
 from polyhead.spec import NORMALISE
+from polyhead.tasks.base import Batch
 from polyhead.tasks.text.tokens import Bytes
 
 

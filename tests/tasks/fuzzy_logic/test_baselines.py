@@ -12,8 +12,8 @@ from sklearn.gaussian_process.kernels import RBF
 from sklearn.linear_model import Ridge
 from sklearn.neighbors import KNeighborsRegressor
 
-from polyhead.config import Batch
 from polyhead.tasks import FuzzyLogic, Score
+from polyhead.tasks.base import Batch
 from polyhead.tasks.fuzzy_logic import baselines as fuzzy_baselines
 from polyhead.tasks.fuzzy_logic.baselines import (
     PENALTIES,

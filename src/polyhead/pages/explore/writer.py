@@ -16,12 +16,13 @@ from torch import nn
 
 from polyhead.analysis import capture
 from polyhead.compat.foreign import holds_model
-from polyhead.config import Batch, Run, Tokens
+from polyhead.config import Run, Tokens
 from polyhead.layers.taps import Taps
 from polyhead.models.transformer import Transformer
 from polyhead.pages.document import HtmlPage
 from polyhead.pages.explore.data import TOKENS, gather
 from polyhead.pages.explore.page import explore_page
+from polyhead.tasks.base import Batch
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.train import load_model, read_config, read_result
 from polyhead.train.progress import wanted

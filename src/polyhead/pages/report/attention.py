@@ -10,9 +10,9 @@ import numpy as np
 from polyhead.analysis import figures
 from polyhead.analysis.probe import draws
 from polyhead.analysis.relations import LayerLook, look
-from polyhead.config import Task
 from polyhead.pages.report.runs import Entry, SeedGroup, in_order
 from polyhead.pages.report.section import Draft, Section, slug
+from polyhead.tasks.base import Task
 from polyhead.train import load_model
 
 EXAMPLES = 2

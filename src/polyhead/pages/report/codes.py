@@ -16,10 +16,11 @@ from polyhead.analysis.geometry import embed, means, similarity
 from polyhead.analysis.labels import distinct, targets, unreadable, views, with_field
 from polyhead.analysis.probe import Row, cluster_rows, probe_model, query_codes
 from polyhead.analysis.swap import swap_codes
-from polyhead.config import Task, TransformerConfig
+from polyhead.config import TransformerConfig
 from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
 from polyhead.pages.report.runs import Entry, SeedGroup, over_seeds
 from polyhead.pages.report.section import Draft, Section, Table, cells_over_seeds, slug, with_error
+from polyhead.tasks.base import Task
 from polyhead.train import load_model
 
 Array = np.ndarray

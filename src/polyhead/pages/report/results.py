@@ -7,9 +7,9 @@ from operator import attrgetter
 
 from polyhead.analysis import figures
 from polyhead.analysis.claims import SEEDS, Estimate, above, constant
-from polyhead.config import Task
 from polyhead.pages.report.runs import Entry, SeedGroup, different_settings, headline_split
 from polyhead.pages.report.section import Draft, Section, Table, grouped_digits, networks, number, with_error
+from polyhead.tasks.base import Task
 from polyhead.tasks.task import Score
 
 METRICS = {"r2": "R²", "mse": "mean squared error"}

@@ -13,8 +13,9 @@ from typing import Any
 
 from polyhead.analysis.claims import Estimate
 from polyhead.analysis.labels import mechanism_label, with_field
-from polyhead.config import Mechanism, Model, Run, Task, TransformerConfig, digest, serial, to_dict
+from polyhead.config import Mechanism, Model, Run, TransformerConfig, digest, serial, to_dict
 from polyhead.scale.sweep.naming import differing, setting, words
+from polyhead.tasks.base import Task
 from polyhead.tasks.task import Score
 from polyhead.train.store import folder as store
 

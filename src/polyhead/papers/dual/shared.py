@@ -19,13 +19,14 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.analysis.claims import Verdict, above, mean
-from polyhead.config import Model, Patches, Run, Task
+from polyhead.config import Model, Patches, Run
 from polyhead.papers import outcome
 from polyhead.papers.dual.models import BY_PLACE, ROWS, Relations, classifier, label, writer
 from polyhead.papers.outcome import Cells, Column, FigureOutcome, Picture, Rows, Table
 from polyhead.papers.sizes import Scale, Setting, training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Maths, ObjectSorting, RelationalGames
+from polyhead.tasks.base import Task
 
 # The paper's numbers for a condition and a model.
 Printed = Callable[[tuple[Any, ...], str], str]

@@ -16,7 +16,7 @@ from polyhead.analysis import clusters, embed, figures, query_codes, similarity
 from polyhead.analysis.claims import Estimate, above, mean
 from polyhead.analysis.geometry import means
 from polyhead.analysis.labels import targets, with_field
-from polyhead.config import Batch, Run, Task
+from polyhead.config import Run
 from polyhead.papers.hyla.probes import FIT, TERMS, TRAINED, UNTRAINED, models, probes, selected, untrained
 from polyhead.papers.hyla.rows import label
 from polyhead.papers.hyla.scaling import DEPTHS
@@ -24,6 +24,7 @@ from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, HYLA, SRAVEN, SRAVEN_GP
 from polyhead.papers.outcome import Draw, Figure, FigureOutcome, Picture, estimates
 from polyhead.papers.sizes import one_setting, size, with_seeds
 from polyhead.papers.study import FinishedRun, Study
+from polyhead.tasks.base import Batch, Task
 from polyhead.tasks.sraven.task import DIFFERENCE, SUM, Sraven
 from polyhead.train import load_model
 

@@ -16,12 +16,13 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from polyhead.config import FeedForward, Learned, Mechanism, Run, Task, TransformerConfig
+from polyhead.config import FeedForward, Learned, Mechanism, Run, TransformerConfig
 from polyhead.papers.hyla.rows import OURS, ROWS, label, row_of
 from polyhead.papers.sizes import SMOKE, Scale, Setting, one_setting, training
 from polyhead.papers.study import Paper
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import FuzzyLogic, Sraven
+from polyhead.tasks.base import Task
 
 FUZZY_SPLITS = ("validation", "iid", "compositional", "novel")
 SRAVEN_SPLITS = ("validation", "iid", "compositional")

@@ -29,8 +29,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polyhead.config import Batch
 from polyhead.spec.shapes import shaped
+from polyhead.tasks.base import Batch
 from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, conjunctions
 from polyhead.tasks.task import Score, scores_in_parts
 

@@ -26,10 +26,10 @@ from jaxtyping import Float, Int
 from msgspec import Meta
 from torch import Tensor
 
-from polyhead.config import Batch, Task, Values, Vectors, stream
+from polyhead.config import Values, Vectors
 from polyhead.config.checked import Count, choice
-from polyhead.config.words import Baseline, Words
 from polyhead.spec.shapes import shaped
+from polyhead.tasks.base import Baseline, Batch, Task, Words, stream
 from polyhead.tasks.task import (
     SPLITS,
     Fraction,

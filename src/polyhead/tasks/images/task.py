@@ -19,10 +19,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from polyhead.config import Batch, Classes, Patches, stream
+from polyhead.config import Classes, Patches
 from polyhead.config.checked import Count, Index, choice
-from polyhead.config.words import Words
 from polyhead.tasks import record
+from polyhead.tasks.base import Batch, Words, stream
 from polyhead.tasks.classification import ACCURACY, CHANCE, Classification, batch_of
 from polyhead.tasks.images import data as images_data
 from polyhead.tasks.images.data import SOURCES

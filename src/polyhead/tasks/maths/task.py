@@ -17,11 +17,11 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
+from polyhead.config import Logits, Tokens, non_semantic
 from polyhead.config.checked import Count, Index, choice
-from polyhead.config.words import Words
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks import record
+from polyhead.tasks.base import Batch, Task, Words, stream
 from polyhead.tasks.maths import text as maths_text
 from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, TRIES, Level, StableRandom, question
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY, Pair

@@ -29,10 +29,10 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from polyhead.config import Batch, Classes, Patches, non_semantic
+from polyhead.config import Classes, Patches, non_semantic
 from polyhead.config.checked import Index, choice
-from polyhead.config.words import Words
 from polyhead.tasks import record
+from polyhead.tasks.base import Batch, Words
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.object_baselines import KNOWN_PAIRS, grid_pairs

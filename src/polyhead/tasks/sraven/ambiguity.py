@@ -21,8 +21,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polyhead.config import Batch
 from polyhead.spec.shapes import one_of, shaped
+from polyhead.tasks.base import Batch
 from polyhead.tasks.sraven.task import DEFINITIONS, RULES, STEPS, Sraven
 from polyhead.tasks.task import Score, check_split, scores_in_parts
 

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from polyhead.config import Batch
+from polyhead.tasks.base import Batch
 from polyhead.tasks.sraven.ambiguity import SEARCHED_CORRESPONDENCES, bayes, chances, correspondences, rules_that_fit
 from polyhead.tasks.sraven.task import Sraven
 from polyhead.tasks.task import Score, scores_in_parts

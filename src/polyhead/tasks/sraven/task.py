@@ -31,10 +31,10 @@ from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.config import Batch, Logits, Task, Vectors, stream
+from polyhead.config import Logits, Vectors
 from polyhead.config.checked import Count, choice
-from polyhead.config.words import Baseline, Words
 from polyhead.spec.shapes import shaped
+from polyhead.tasks.base import Baseline, Batch, Task, Words, stream
 from polyhead.tasks.classification import CHANCE
 from polyhead.tasks.task import (
     SPLITS,

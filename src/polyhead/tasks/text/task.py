@@ -25,10 +25,10 @@ import torch
 from msgspec import Meta
 from torch import Tensor
 
-from polyhead.config import Batch, Logits, Task, Tokens, non_semantic, stream
+from polyhead.config import Logits, Tokens, non_semantic
 from polyhead.config.checked import Count
-from polyhead.config.words import Baseline, Words
 from polyhead.tasks import record
+from polyhead.tasks.base import Baseline, Batch, Task, Words, stream
 from polyhead.tasks.task import LazyLogitsLike, Score, check_draw, check_split, located, token_guesses, token_losses
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.tasks.text.corpus import Corpus, Request, open_corpus

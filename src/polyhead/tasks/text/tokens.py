@@ -15,8 +15,9 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from polyhead.config import Run, Task
+from polyhead.config import Run
 from polyhead.spec.optional import optional
+from polyhead.tasks.base import Task
 from polyhead.tasks.record import RECORD
 
 # In a run's folder: its tokenizer.

@@ -1,16 +1,15 @@
-"""The abstract task: a stream of batches with a loss and metrics.  Imports neither torch nor jax."""
+"""The abstract task: a stream of batches with a loss and metrics, and the words that reports print about it."""
 
 import abc
 import hashlib
 import itertools
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
-from polyhead.config.checked import Checked
+from polyhead.config import checked
 from polyhead.config.components import Input, Output
-from polyhead.config.words import SPLIT_NAMES, Words
 from polyhead.spec.shapes import one_of
 
 
@@ -54,9 +53,9 @@ class Batch:
             raise ValueError("Batch: at least one batch was wanted but none came")
         sizes = [len(batch.scored) for batch in batches]
         parts: dict[str, Array] = {"latents": {}}
-        for field in fields(cls):
-            if field.name != "latents":
-                parts[field.name] = _joined(field.name, [getattr(batch, field.name) for batch in batches], sizes)
+        for part in fields(cls):
+            if part.name != "latents":
+                parts[part.name] = _joined(part.name, [getattr(batch, part.name) for batch in batches], sizes)
         for label in dict.fromkeys(itertools.chain.from_iterable(batch.latents for batch in batches)):
             arrays = [batch.latents.get(label) for batch in batches]
             parts["latents"][label] = _joined(f"latents[{label!r}]", arrays, sizes)
@@ -66,10 +65,10 @@ class Batch:
         """The batch with `function` applied to each array."""
         latents = {label: function(array) for label, array in self.latents.items()}
         parts = {}
-        for field in fields(self):
-            array = getattr(self, field.name)
-            if field.name != "latents" and array is not None:
-                parts[field.name] = function(array)
+        for part in fields(self):
+            array = getattr(self, part.name)
+            if part.name != "latents" and array is not None:
+                parts[part.name] = function(array)
         return replace(self, **parts, latents=latents)
 
     def to(self, device: object, *, non_blocking: bool = False) -> "Batch":
@@ -93,9 +92,47 @@ def _joined(name: str, arrays: list[Array], sizes: list[int]) -> Array:
     return torch.cat(arrays)
 
 
+# ---------------------------------------------------------------------------------------------------------------- words
+SPLIT_NAMES = {
+    "train": "training data",
+    "validation": "validation data",
+    "iid": "fresh data",
+    "compositional": "unseen combinations",
+    "novel": "what was never seen in training",
+}
+"""Names of splits, for tasks that do not name them."""
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A baseline score without training.
+
+    `label` is its name; `does` completes "a predictor that ...".  `drawn`: figures show it as a line.
+    """
+
+    label: str
+    does: str
+    drawn: bool = False
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a task.
+
+    `splits`: names of splits ("new shapes"), if the usual ones are not clear.  `metric`: the name of the main metric
+    and its meaning.  `baselines`: by their names in `task.baselines`.  `part`: what a task combines ("term"), for
+    reports on the latent code.
+    """
+
+    splits: Mapping[str, str] = field(default_factory=dict)
+    metric: tuple[str, str] | None = None
+    baselines: Mapping[str, Baseline] = field(default_factory=dict)
+    part: str = "part"
+
+
 # ---------------------------------------------------------------------------------------------------------------- tasks
 @dataclass(frozen=True)
-class Task(Checked, abc.ABC):
+class Task(checked.Task, abc.ABC):
     """A stream of data with a loss and metrics.  It does not depend on any network."""
 
     name: ClassVar[str]  # name of its seed streams, such as "fuzzy_logic"
