@@ -11,8 +11,7 @@ from torch.testing import assert_close
 from zoo import make_layer as make, tokens
 
 import polyhead as ph
-from polyhead.config.sizes import Sizes
-from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads
+from polyhead.layers.heads.groups import build
 from polyhead.models.initialise import initialise
 
 F64 = torch.float64
@@ -64,7 +63,6 @@ def dual(x, symbols):
 
 MISTAKES = {
     "symbols must be (b|1 s m) = (2, 5, 48) or, if relative, a table": lambda x: dual(x, x[:, :4]),
-    "a table (2 distance + 1, m) but are (2, 4, 48)": lambda x: dual(x, x[:, :4]),
     "but are (4, 5, 48)": lambda x: dual(x, x.repeat(2, 1, 1)),
     "but are (5, 7)": lambda x: dual(x, x[0, :, :7]),
     "2 distance + 1 rows, an odd number, not 4": lambda x: dual(x, x[0, :4]),
@@ -76,9 +74,7 @@ MISTAKES = {
     "but it has 2, 12 and 1": lambda x: make([ph.Softmax(2, kv_heads=1), ph.Relational(2, share=True)]),
     "need kv_heads = heads = 4 but it is 2": lambda x: make([ph.Disentangled(4, kv_heads=2, symmetric=True)]),
     "abstractor heads have no relations beside their code": lambda x: relations_of([ph.Abstractor(4)], x),
-    "Softmax: 5 heads in all (2 of them here) do not divide": lambda x: make([ph.Softmax(2), ph.Relational(3)]),
-    "width 48: give dim= and value_dim= (per head)": lambda x: make([ph.Softmax(2), ph.Relational(3)]),
-    "width 48: give value_dim= (per head)": lambda x: make([ph.Softmax(2, 8, 8), ph.Relational(3, dim=8)]),
+    "48: give dim= and value_dim= (per head)": lambda x: make([ph.Softmax(2), ph.Relational(3)]),
 }
 
 
@@ -102,12 +98,9 @@ def test_symbols_that_are_no_tensor():
 # --------------------------------------------------------------------------------------------- widths, initial values
 def test_default_sizes():
     """As many relations as heads, together as wide as the heads' values; too many are one wide."""
-    size = Sizes(4, 8, 6, 4)
     for relations, wanted in ((None, 6), (2, 12), (5, 4), (24, 1), (50, 1)):
-        assert RelationalHeads(16, size, relations=relations).relation_dim == wanted
-    assert RelationalHeads(16, size, relations=3, relation_dim=9).q_rel.weight.shape == (27, 16)
-    assert DisentangledHeads(16, size).relation_dim == 6
-    assert AbstractorHeads(16, size, symbol_dim=5).value.weight.shape == (24, 5)
+        assert build(ph.Relational(4, 8, 6, relations=relations), 16, 4).relation_dim == wanted
+    assert build(ph.Disentangled(4, 8, 6), 16, 4).relation_dim == 6
 
 
 def shares(layer, x):
@@ -122,13 +115,9 @@ def shares(layer, x):
 
 OPTIONS = [
     {},
-    {"relations": 2},
-    {"relations": 32},
     {"relations": 3, "relation_dim": 40},
-    {"symmetric": True},
-    {"hidden": 48},
-    {"relation_act": "tanh"},
-    {"kv_heads": 2},
+    {"symmetric": True, "hidden": 48},
+    {"relation_act": "tanh", "kv_heads": 2},
     {"symbols": ph.RelativeSymbols()},
 ]
 
@@ -149,10 +138,11 @@ def test_relations_and_symbols_begin_alike(preset, options):
 
 
 def test_relation_weights_of_the_paper_and_of_the_package():
-    size = Sizes(4, 16, 16, 4)
     for name, bound in (("paper", 8**-0.5), ("package", (16 * 8) ** -0.5)):
-        weight = RelationalHeads(64, size, relations=8, relation_init=name).relation_weight
+        group = build(ph.Relational(4, relations=8, relation_init=name), 64, 4)
+        weight = group.relation_weight
         assert weight.abs().max() <= bound
         assert weight.std().item() == pytest.approx(bound / 3**0.5, rel=0.1)
-        initialise(layer := torch.nn.Sequential(RelationalHeads(64, size, relations=8, relation_init=name)), "hyla")
-        assert layer[0].relation_weight.abs().max() <= bound
+        weight.data.fill_(7.0)
+        initialise(torch.nn.Sequential(group), "hyla")
+        assert weight.abs().max() <= bound

@@ -136,7 +136,7 @@ def test_an_unknown_code_is_refused_everywhere(way):
         group.use(cosine_attention, cosine_code)
         group.attend = swallowing
     else:
-        attention.groups[0] = Forwards(4, 6)
+        attention.groups[0] = Forwards(ph.Softmax(4), group.sizes)
     y, taps = tapped(attention, x)
     assert not torch.allclose(y, layer(ph.Softmax(4))(x))
     for ask in (

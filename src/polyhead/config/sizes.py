@@ -33,13 +33,3 @@ class Sizes:
         k = self.kv_heads * self.dim * ("k" in self.takes)
         v = self.kv_heads * self.value_dim * ("v" in self.takes)
         return q, k, v
-
-
-def sizes(
-    caller: str, heads: int, dim: int, value_dim: int | None, kv_heads: int | None, *, takes: str = "qkv"
-) -> Sizes:
-    """`Sizes` with the defaults filled in.  Raises ValueError if kv_heads do not divide heads."""
-    kv_heads = heads if kv_heads is None else kv_heads
-    if heads < 1 or kv_heads < 1 or heads % kv_heads:
-        raise ValueError(f"{caller}: kv_heads must divide {heads} heads but is {kv_heads}")
-    return Sizes(heads, dim, dim if value_dim is None else value_dim, kv_heads, takes)

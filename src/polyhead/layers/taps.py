@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from polyhead.layers.heads.functions import Code, compiled, is_own, seen_coder
-from polyhead.layers.heads.groups import SymbolGroup
+from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.latent_code import inner, relate, relations, share
 

@@ -10,13 +10,24 @@ from refusals import refused
 from zoo import make_model as make
 
 import polyhead as ph
+from polyhead.layers.cache import Cache
 from polyhead.models.generate.sampling import SamplingOptions, row_draws
-from polyhead.models.generate.tokens import generate, greedy, stream
+from polyhead.models.generate.tokens import generate, stream
 
 BASE = ph.TransformerConfig(
     ph.Tokens(12), ph.Logits(12), dim=16, layers=1, heads=ph.Softmax(4), max_length=24, causal=True
 )
-VARIANTS = zoo.models(zoo.FEW, layers=1)
+READS = replace(BASE, inputs=ph.Tokens(7), causal=False, positions=ph.Sinusoidal())
+DUAL = replace(
+    BASE,
+    heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.RelationalSymbols(count=5))],
+    cross_heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=5))],
+    encoder=replace(READS, heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.PositionSymbols())]),
+)
+VARIANTS = zoo.models(zoo.FEW, layers=1) | {
+    "encoder": replace(BASE, encoder=READS, positions=ph.Rotary(), outputs=ph.Logits(12, tied=True)),
+    "dual encoder": DUAL,
+}
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8], [9, 10, 11]]
 SAMPLED = {"temperature": 1.3, "top_k": 9, "top_p": 0.95}
 
@@ -25,16 +36,28 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def source_of(model, rows=(0, 1, 2)):
+    """What an encoder reads, for these of three prompts; the middle one is shorter."""
+    if model.encoder is None:
+        return {}
+    source, mask = torch.arange(15).view(3, 5) * 2 % 7, torch.ones(3, 5, dtype=torch.bool)
+    mask[1, 3:] = False
+    return {"source": source[[*rows]], "source_mask": mask[[*rows]]}
+
+
 @pytest.mark.parametrize("name", VARIANTS)
+@torch.no_grad()
 def test_tokens_depend_neither_on_the_cache_nor_on_other_rows(name):
     model = make(VARIANTS[name])
-    likeliest = generate(model, PROMPTS, steps=6, temperature=0.0)
-    assert likeliest == generate(model, PROMPTS, steps=6, temperature=0.0, use_cache=False)
-    assert likeliest[2] == greedy(model, torch.tensor(PROMPTS[2:]), steps=6)[0, 3:].tolist()
-    said = generate(model, PROMPTS, steps=6, generator=seeded(), **SAMPLED)
-    assert said == generate(model, PROMPTS, steps=6, generator=seeded(), use_cache=False, **SAMPLED)
+    given = source_of(model)
+    likeliest = generate(model, PROMPTS, steps=6, temperature=0.0, **given)
+    assert likeliest == generate(model, PROMPTS, steps=6, temperature=0.0, use_cache=False, **given)
+    whole = torch.tensor([PROMPTS[2] + likeliest[2]])
+    assert model(whole, **source_of(model, [2]))[0, 2:-1].argmax(-1).tolist() == likeliest[2]
+    said = generate(model, PROMPTS, steps=6, generator=seeded(), **SAMPLED, **given)
+    assert said == generate(model, PROMPTS, steps=6, generator=seeded(), use_cache=False, **SAMPLED, **given)
     others = [PROMPTS[1], PROMPTS[1], PROMPTS[2]]
-    assert said[1:] == generate(model, others, steps=6, generator=seeded(), **SAMPLED)[1:]
+    assert said[1:] == generate(model, others, steps=6, generator=seeded(), **SAMPLED, **given)[1:]
     assert [len(row) for row in said] == [6, 6, 6]
     assert len({token for row in said for token in row}) > 3
 
@@ -56,28 +79,38 @@ def test_seeds_decide_and_fewer_steps_are_a_beginning():
     assert first == generate(model, PROMPTS, steps=6, generator=seeded(1))
     assert first != generate(model, PROMPTS, steps=6, generator=seeded(2))
     assert [row[:3] for row in first] == generate(model, PROMPTS, steps=3, generator=seeded(1))
-    same = generate(model, torch.tensor([[1]] * 3), steps=6, generator=seeded(1))
-    assert same == generate(model, [[1]] * 3, steps=6, generator=seeded(1))
-    assert len({tuple(row) for row in same}) == 3
-    torch.manual_seed(3)
+    assert len({*map(tuple, generate(model, torch.tensor([[1]] * 3), steps=6, generator=seeded(1)))}) == 3
     state = torch.get_rng_state()
     generate(model, PROMPTS, steps=2, generator=seeded(1))
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_rows_stop_for_themselves_and_all_together():
-    model = make(BASE)
-    free = generate(model, PROMPTS, steps=12, generator=seeded())
+@pytest.mark.parametrize("settings", [BASE, DUAL], ids=["decoder", "encoder"])
+def test_rows_stop_for_themselves_and_all_together(settings):
+    model = make(settings)
+    given = source_of(model)
+    free = generate(model, PROMPTS, steps=12, generator=seeded(), **given)
     stops = (free[0][3], free[2][6])
     wanted = [row[: min((i for i, token in enumerate(row) if token in stops), default=12)] for row in free]
     assert len({len(row) for row in wanted}) > 1
     for use_cache in (True, False):
-        assert generate(model, PROMPTS, steps=12, generator=seeded(), stop=stops, use_cache=use_cache) == wanted
-    steps = list(stream(model, PROMPTS, steps=12, generator=seeded(), stop=stops))
+        how = {"generator": seeded(), "stop": stops, "use_cache": use_cache}
+        assert generate(model, PROMPTS, steps=12, **how, **given) == wanted
+    steps = list(stream(model, PROMPTS, steps=12, generator=seeded(), stop=stops, **given))
     assert len(steps) == min(max(len(row) for row in wanted) + 1, 12)
     for i, row in enumerate(wanted):
         assert [said[i] for said in steps] == row + [None] * (len(steps) - len(row))
-    assert generate(model, PROMPTS[:1], steps=12, generator=seeded(), stop=free[0][0]) == [[]]
+    alone = generate(model, PROMPTS[:1], steps=12, generator=seeded(), stop=free[0][0], **source_of(model, [0]))
+    assert alone == [[]]
+
+
+def test_a_cached_step_reads_its_own_token_only():
+    model = make(DUAL)
+    seen, encoded = [], []
+    model.blocks[0].attention.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    model.encoder.register_forward_pre_hook(lambda module, args: encoded.append(args[0].shape[1]))
+    generate(model, PROMPTS, steps=4, **source_of(model))
+    assert (seen, encoded) == ([7, 1, 1, 1], [5])
 
 
 @pytest.mark.parametrize(
@@ -98,14 +131,21 @@ def test_the_longest_context_is_max_length(changes):
 
 
 def test_mistakes_are_one_line_before_the_first_step():
-    model = make(BASE)
-    both = make(replace(BASE, encoder=replace(BASE, causal=False)))
+    model, both = make(BASE), make(VARIANTS["encoder"])
+    vectors, wide, seeing = ({"inputs": ph.Vectors(3)}, {"outputs": ph.Logits(13)}, {"causal": False})
     for call, text in (
         (lambda: stream(model, [], steps=1), "no prompt came: each needs at least one token"),
         (lambda: stream(model, [[1], []], steps=1), "an empty prompt came"),
         (lambda: stream(model, [[1, 12]], steps=1), "tokens must be 0 to 11 but 12 came"),
         (lambda: stream(model, [[1]], steps=1, top_p=2.0), "top_p must be above 0"),
-        (lambda: stream(both, [[1]], steps=1), "the model has an encoder, so it wants a source: use greedy"),
-        (lambda: stream(make(replace(BASE, causal=False)), [[1]], steps=1), "a causal model between Tokens"),
+        (lambda: stream(model, [[1]], steps=0), "steps must be at least 1 but is 0"),
+        (lambda: stream(both, [[1]], steps=1), "the model has an encoder, so it wants a source"),
+        (lambda: stream(make(replace(BASE, **seeing)), [[1]], steps=1), "a causal model between Tokens"),
+        (lambda: stream(make(replace(BASE, **vectors)), [[1]], steps=1), "a causal model between Tokens"),
+        (lambda: stream(make(replace(BASE, **wide)), [[1]], steps=1), "the model knows 12 tokens but gives"),
     ):
         refused(call, f"^generate: {text}")
+    refused(lambda: stream(model, [[1]], steps=1, source=torch.zeros(1, 1).long()), "it has no encoder")
+    for settings, layers in ((BASE, 3), (replace(BASE, **seeing), 1)):
+        text = rf"a cache of 1 layers and causal=True go together but {layers} layers and causal={settings.causal} came"
+        refused(functools.partial(make(settings), torch.zeros(1, 1).long(), cache=Cache(layers)), text)

@@ -5,7 +5,7 @@ from torch import nn
 
 from polyhead.compat.heads import Heads, is_plain
 from polyhead.compat.torch_mha.module import MultiheadAttention, projections
-from polyhead.layers.heads.groups import SymbolGroup
+from polyhead.layers.heads.symbolic import SymbolGroup
 
 OUTPUT_CLASS = type(nn.MultiheadAttention(1, 1).out_proj)
 

@@ -12,13 +12,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polyhead import config
 from polyhead.config.sizes import Sizes
 from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import HeadGroup
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import relations as relate
-from polyhead.spec import RELATION_ACTS, RELATION_INIT
-from polyhead.spec.shapes import one_of
 
 # Number of tokens on which the weights of relations are balanced.
 PROBE = 32
@@ -28,8 +27,8 @@ class SymbolGroup(HeadGroup):
     """The base of heads whose values are symbols: `value` maps symbols, `q_rel` and `k_rel` map tokens.
 
     `related`: numbers of relations of a query and of a key, of width `relation_dim`; `symmetric`: both use one map.
-    `relation_act` is that of relations or, for the Abstractor, of scores.  `symbol_dim`: width of a symbol, by default
-    that of the model.  `hidden`: width of hidden features `gelu(W x + b)`, from which queries and keys are mapped.
+    `relation_act` is that of relations or, for the Abstractor, of scores.  `symbol_dim` and `symbol_std`: width of a
+    symbol, and its initial standard deviation.
     """
 
     normalise, act = "softmax", "identity"
@@ -37,22 +36,22 @@ class SymbolGroup(HeadGroup):
 
     def __init__(
         self,
+        mechanism: config.SymbolHeads,
         width: int,
         sizes: Sizes,
+        relation_act: str,
         related: tuple[int, int] = (0, 0),
         relation_dim: int = 0,
         *,
-        relation_act: str = "identity",
         symmetric: bool = False,
-        symbol_dim: int | None = None,
-        hidden: int | None = None,
         bias: bool = False,
-        impl: str = "auto",
+        max_length: int = 512,
         **placement: Unpack[Placement],
     ) -> None:
         super().__init__(sizes)
-        self.relation_act = one_of(type(self).__name__, "relation_act", relation_act, RELATION_ACTS)
-        self.symbol_dim = symbol_dim or width
+        self.relation_act, hidden = relation_act, mechanism.hidden
+        self.symbol_dim = mechanism.symbols.dim or width
+        self.symbol_std = mechanism.symbols.start_std(width, max_length)
         self.width, self.related, self.relation_dim = width, related, relation_dim
         wide = hidden or width
         self.hidden: nn.ModuleDict | None = None
@@ -70,7 +69,7 @@ class SymbolGroup(HeadGroup):
                 self.k_rel = nn.Linear(wide, related[1] * relation_dim, bias=False, **placement)
         self.value = nn.Linear(self.symbol_dim, sizes.kv_heads * sizes.value_dim, bias=bias, **placement)
         self.relation_weight: nn.Parameter | None = None
-        self.begin(self.kind, impl)
+        self.begin(self.kind, mechanism.impl)
 
     def features(self, x: Tensor) -> Tensor:
         """The tokens or their hidden features, from which relations (and hidden queries and keys) are mapped."""
@@ -120,22 +119,13 @@ class RelationalHeads(SymbolGroup):
     q_rel: nn.Linear
     relation_weight: nn.Parameter
 
-    def __init__(
-        self,
-        width: int,
-        sizes: Sizes,
-        *,
-        relations: int | None = None,
-        relation_dim: int | None = None,
-        relation_init: str = "balanced",
-        symbol_std: float = 1.0,
-        **options: Any,
-    ) -> None:
+    def __init__(self, mechanism: config.Relational, width: int, sizes: Sizes, **options: Any) -> None:
         heads, e = sizes.heads, sizes.value_dim
-        r = relations or heads
-        super().__init__(width, sizes, (r, r), relation_dim or max(1, heads * e // r), **options)
-        self.relations, self.symbol_std = r, symbol_std
-        self.relation_init = one_of("RelationalHeads", "relation_init", relation_init, RELATION_INIT)
+        r = mechanism.relations or heads
+        relation_dim = mechanism.relation_dim or max(1, heads * e // r)
+        act, symmetric = mechanism.relation_act, mechanism.symmetric
+        super().__init__(mechanism, width, sizes, act, (r, r), relation_dim, symmetric=symmetric, **options)
+        self.relations, self.relation_init = r, mechanism.relation_init
         self.relation_weight = nn.Parameter(self.value.weight.new_empty(heads, e, r))
         self.reset_parameters()
 
@@ -177,17 +167,15 @@ class DisentangledHeads(SymbolGroup):
 
     kind = "disentangled"
 
-    def __init__(
-        self, width: int, sizes: Sizes, *, relation_dim: int | None = None, symmetric: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, mechanism: config.Disentangled, width: int, sizes: Sizes, **options: Any) -> None:
+        symmetric = mechanism.symmetric
         if symmetric and sizes.kv_heads != sizes.heads:
             raise ValueError(
                 f"Disentangled: symmetric relations need kv_heads = heads = {sizes.heads} but it is {sizes.kv_heads}"
             )
-        related = (sizes.heads, sizes.kv_heads)
-        if relation_dim is None:
-            relation_dim = sizes.value_dim
-        super().__init__(width, sizes, related, relation_dim, symmetric=symmetric, **options)
+        act, related = mechanism.relation_act, (sizes.heads, sizes.kv_heads)
+        relation_dim = mechanism.relation_dim or sizes.value_dim
+        super().__init__(mechanism, width, sizes, act, related, relation_dim, symmetric=symmetric, **options)
 
 
 class AbstractorHeads(SymbolGroup):
@@ -196,10 +184,10 @@ class AbstractorHeads(SymbolGroup):
 
     kind = "abstractor"
 
-    def __init__(self, width: int, sizes: Sizes, *, act: str = "softmax", **options: Any) -> None:
-        super().__init__(width, sizes, relation_act=act, **options)
+    def __init__(self, mechanism: config.Abstractor, width: int, sizes: Sizes, **options: Any) -> None:
+        super().__init__(mechanism, width, sizes, mechanism.act, **options)
         # A pointwise activation acts on the scores itself, and its code is not normalised.
-        if act != "softmax":
+        if mechanism.act != "softmax":
             self.normalise = "identity"
 
     def options(self, call: AttentionCall) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Decoding: one token after the other, greedy or sampled, for one sequence or a batch of different lengths.
+"""Decoding: one token after the other, the likeliest or sampled, for a batch of sequences of different lengths.
 
 Sequences of different lengths are padded on the left; each gets the same result as alone.  With the cache a step
 computes only its own token.  Logits agree up to rounding and draws are the same, so the tokens are the same as without
@@ -6,11 +6,11 @@ the cache.
 """
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, SupportsIndex, TypedDict, Unpack
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, TypedDict, Unpack
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from polyhead import config
@@ -18,7 +18,6 @@ from polyhead.layers.cache import Cache
 from polyhead.layers.taps import looking
 from polyhead.models.generate.sampling import SamplingOptions, row_draws
 from polyhead.models.transformer import Transformer
-from polyhead.spec.shapes import shaped
 
 Prompts = Sequence[Sequence[int]] | Int[Tensor, "b t"]
 
@@ -30,6 +29,8 @@ class Decoding(TypedDict, total=False):
     top_k: int | None
     top_p: float | None
     generator: torch.Generator | None
+    source: Tensor | None
+    source_mask: Tensor | None
     use_cache: bool
 
 
@@ -63,100 +64,72 @@ def stream(
     top_p: float | None = None,
     stop: int | Sequence[int] = (),
     generator: torch.Generator | None = None,
+    source: Tensor | None = None,
+    source_mask: Tensor | None = None,
     use_cache: bool = True,
 ) -> Iterator[list[int | None]]:
     """`generate` as a stream: yields per step the token of each row, None after the end of a row.
 
     `temperature`, `top_k`, `top_p`: see `sampling.SamplingOptions`; temperature 0 takes the most likely token.  Row i
     draws from its own random stream, seeded from `generator`: it does not depend on the other rows, on `steps` or on
-    the cache.
+    the cache.  `source` is the input of an encoder, a row for each prompt; `source_mask` is True at its real tokens.
 
     Raises ValueError, before the first step, unless the model is causal, reads tokens, and returns logits over the same
-    tokens.  A model with an encoder raises it, too: use `greedy`.  So does a prompt that exceeds the model's positions
-    together with `steps`.
+    tokens.  So does a prompt that exceeds the model's positions together with `steps`, and an encoder without a source.
     """
-    check_model("generate", model, steps)
-    if model.encoder is not None:
-        raise ValueError("generate: the model has an encoder, so it wants a source: use greedy(model, start, source=)")
-    stops = stops_of("generate", stop)
+    _check_model(model, steps)
+    stops = (stop,) if isinstance(stop, int) else tuple(map(operator.index, stop))
     choice = SamplingOptions(temperature, top_k, top_p)
     padded = left_padded(prompts, model)
-    check_length("generate", model.config, padded.tokens.shape[1], steps)
+    check_length(model.config, padded.tokens.shape[1], steps)
+    encoded = None
+    if model.encoder is not None and source is None:
+        raise ValueError("generate: the model has an encoder, so it wants a source: give source=")
+    if source is not None:
+        with looking(model):
+            encoded = model.encode(source, source_mask)
     draws = torch.zeros(len(padded.tokens), steps)
     if temperature > 0:
         draws = row_draws(len(padded.tokens), steps, generator)
     if padded.tokens.device.type == "mps":  # it has no float64
         draws = draws.float()
     draws = draws.to(padded.tokens.device)
-    loop = _steps(model, padded, steps, lambda logits, n: choice(logits, draws[:, n]), stops, use_cache=use_cache)
-    return _without_stops(loop, stops)
+    return _steps(model, padded, choice, draws, stops, encoded, source_mask, use_cache=use_cache)
 
 
-def _without_stops(loop: Iterator[tuple[Tensor, Tensor]], stops: tuple[int, ...]) -> Iterator[list[int | None]]:
-    """The tokens of each step, None for rows that have ended."""
-    for new, ended in loop:
-        tokens: list[int | None] = new.tolist()
-        for row, has_ended in enumerate(ended.tolist()):
-            if has_ended or tokens[row] in stops:
-                tokens[row] = None
-        yield tokens
-
-
-@shaped
-def greedy(
+def _steps(
     model: Transformer,
-    start: Int[Tensor, "b t"],
+    sequences: "Padded",
+    choice: SamplingOptions,
+    draws: Tensor,
+    stops: tuple[int, ...],
+    encoded: Tensor | None,
+    source_mask: Tensor | None,
     *,
-    source: Tensor | None = None,
-    source_mask: Bool[Tensor, "b s"] | None = None,
-    steps: int,
-    stop: int | None = None,
-    use_cache: bool = True,
-) -> Int[Tensor, "b _"]:
-    """`start` followed by up to `steps` most likely tokens, without dropout or gradients; `source` is the input of an
-    encoder.
-
-    A sequence that has reached `stop` is filled with `stop`; when all have, decoding ends.
-
-    >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=32, heads=Softmax(4), causal=True))
-    >>> greedy(model, torch.tensor([[1], [2]]), steps=5).shape
-    torch.Size([2, 6])
-
-    Raises ValueError unless the model is causal, reads tokens and returns finite logits over the same tokens.
-    """
-    check_model("greedy", model, steps)
-    check_length("greedy", model.config, start.shape[1], steps)
-    encoded = None
-    if source is not None:
+    use_cache: bool,
+) -> Iterator[list[int | None]]:
+    cache = None
+    if use_cache:
+        cache = Cache(len(model.blocks))
+    ended: set[int] = set()
+    for step in range(draws.shape[1]):
         with looking(model):
-            encoded = model.encode(source, source_mask)
-    stops = stops_of("greedy", stop)
-    likeliest = SamplingOptions(temperature=0.0)
-
-    def choose(logits: Tensor, _: int) -> Tensor:
-        return likeliest(logits, logits[:, 0])  # no draw decides
-
-    loop = _steps(
-        model, Padded(start), steps, choose, stops, encoded=encoded, source_mask=source_mask, use_cache=use_cache
-    )
-    columns = [start]
-    for new, _ in loop:
-        columns.append(new[:, None].to(start.dtype))
-    return torch.cat(columns, dim=1)
-
-
-def stops_of(caller: str, stop: SupportsIndex | Iterable[SupportsIndex] | None) -> tuple[int, ...]:
-    """The tokens that end a sequence, as numbers.  Raises ValueError unless it is a token, tokens or None."""
-    if stop is None:
-        return ()
-    # An array without dimensions is one token.
-    is_list = isinstance(stop, Iterable) and getattr(stop, "ndim", 1) > 0
-    try:
-        if is_list:
-            return tuple(map(operator.index, stop))  # type: ignore[arg-type]
-        return (operator.index(stop),)  # type: ignore[arg-type]
-    except TypeError:
-        raise ValueError(f"{caller}: stop must be a token or a list of tokens but is {stop!r:.60}") from None
+            tokens, mask, positions = sequences
+            logits = model(
+                tokens, mask=mask, positions=positions, source_mask=source_mask, tail=1, encoded=encoded, cache=cache
+            )
+            new = choice(logits[:, 0], draws[:, step])
+        # A row that has ended goes on in the batch, unseen.
+        said: list[int | None] = new.tolist()
+        for row, token in enumerate(said):
+            if token in stops:
+                ended.add(row)
+            if row in ended:
+                said[row] = None
+        yield said
+        if len(ended) == len(said):
+            return
+        sequences = sequences.then(new[:, None].to(sequences.tokens.dtype), has_cache=use_cache)
 
 
 class Padded(NamedTuple):
@@ -215,58 +188,18 @@ def left_padded(prompts: Prompts, model: Transformer) -> Padded:
     return Padded(tokens.to(device), real.to(device), positions.to(device))
 
 
-def _steps(
-    model: Transformer,
-    sequences: Padded,
-    steps: int,
-    choose: Callable[[Tensor, int], Tensor],
-    stops: tuple[int, ...],
-    *,
-    encoded: Tensor | None = None,
-    source_mask: Tensor | None = None,
-    use_cache: bool,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the tokens (b,) that `choose` takes from logits (b c), and which rows had ended before.
-
-    A row that has reached one of `stops` is filled with the first of them; when all have, decoding ends.
-    """
-    cache = None
-    if use_cache:
-        cache = Cache(len(model.blocks))
-    assert isinstance(model.config.inputs, config.Tokens)
-    stops = tuple(stop for stop in stops if 0 <= stop < model.config.inputs.count)  # the others never come
-    ended = torch.zeros(len(sequences.tokens), dtype=torch.bool, device=sequences.tokens.device)
-    last = torch.tensor(stops, device=ended.device)
-    for step in range(steps):
-        with looking(model):
-            tokens, mask, positions = sequences
-            logits = model(
-                tokens, mask=mask, positions=positions, source_mask=source_mask, tail=1, encoded=encoded, cache=cache
-            )
-            new = choose(logits[:, 0], step)
-        if stops:
-            # Rows of a batch have one length, so an ended row repeats a stop token, by which it is recognised again.
-            new = new.masked_fill(ended, stops[0])
-        yield new, ended
-        if stops:
-            ended = torch.isin(new, last)
-            if bool(ended.all()):
-                return
-        sequences = sequences.then(new[:, None].to(sequences.tokens.dtype), has_cache=use_cache)
-
-
-def check_model(caller: str, model: Transformer, steps: int) -> None:
+def _check_model(model: Transformer, steps: int) -> None:
     """Raise ValueError unless the model can generate `steps` tokens."""
     ends = (model.config.inputs, model.config.outputs)
     if not (isinstance(ends[0], config.Tokens) and isinstance(ends[1], config.Logits) and model.config.causal):
         raise ValueError(
-            f"{caller}: a causal model between Tokens and Logits was wanted but it is between {ends[0]} and {ends[1]}, "
+            f"generate: a causal model between Tokens and Logits was wanted but it is between {ends[0]} and {ends[1]}, "
             f"causal={model.config.causal}"
         )
     if ends[0].count < ends[1].count:
-        raise ValueError(f"{caller}: the model knows {ends[0].count} tokens but gives logits of {ends[1].count}")
+        raise ValueError(f"generate: the model knows {ends[0].count} tokens but gives logits of {ends[1].count}")
     if steps < 1:
-        raise ValueError(f"{caller}: steps must be at least 1 but is {steps}")
+        raise ValueError(f"generate: steps must be at least 1 but is {steps}")
 
 
 def reach(settings: config.TransformerConfig) -> int | None:
@@ -283,7 +216,7 @@ def reach(settings: config.TransformerConfig) -> int | None:
     return None
 
 
-def check_length(caller: str, settings: config.TransformerConfig, prompt: int, steps: int) -> None:
+def check_length(settings: config.TransformerConfig, prompt: int, steps: int) -> None:
     """Raise ValueError unless the model can read `prompt` tokens and all generated tokens but the last."""
     context = reach(settings)
     if context is None or prompt + steps - 1 <= context:
@@ -293,6 +226,6 @@ def check_length(caller: str, settings: config.TransformerConfig, prompt: int, s
     else:  # a longer prompt leaves no room for `steps`
         advice = f"a prompt of at most {max(1, context - steps + 1)} tokens"
     raise ValueError(
-        f"{caller}: {prompt} tokens and {steps} steps more go beyond the model's context of {context} (max_length): "
+        f"generate: {prompt} tokens and {steps} steps more go beyond the model's context of {context} (max_length): "
         f"give {advice}"
     )
