@@ -78,7 +78,9 @@ def stream(
     tokens.  So does a prompt that exceeds the model's positions together with `steps`, and an encoder without a source.
     """
     _check_model(model, steps)
-    stops = (stop,) if isinstance(stop, int) else tuple(map(operator.index, stop))
+    if isinstance(stop, int):
+        stop = (stop,)
+    stops = tuple(map(operator.index, stop))
     choice = SamplingOptions(temperature, top_k, top_p)
     padded = left_padded(prompts, model)
     check_length(model.config, padded.tokens.shape[1], steps)
@@ -120,14 +122,14 @@ def _steps(
             )
             new = choice(logits[:, 0], draws[:, step])
         # A row that has ended goes on in the batch, unseen.
-        said: list[int | None] = new.tolist()
-        for row, token in enumerate(said):
+        next_tokens: list[int | None] = new.tolist()
+        for row, token in enumerate(next_tokens):
             if token in stops:
                 ended.add(row)
             if row in ended:
-                said[row] = None
-        yield said
-        if len(ended) == len(said):
+                next_tokens[row] = None
+        yield next_tokens
+        if len(ended) == len(next_tokens):
             return
         sequences = sequences.then(new[:, None].to(sequences.tokens.dtype), has_cache=use_cache)
 
