@@ -118,57 +118,6 @@ def test_the_grid_is_neither_empty_nor_refused_throughout(problem, arguments):
         assert taken >= (len(CASES) if impl == "blocked" else 12)
 
 
-MAPPED = [
-    ("hyla", {}, ()),
-    ("hyla", {"bias": (3, 4, 9), "value_weight": (3, 4, 5, 5), "window": 2}, ()),
-    ("hyla", {"bias": (4, 9)}, ("bias",)),
-    ("hyla", {"bias": (3, 2, 1, 5, 5)}, ()),
-    ("hyla", {"bias": (3, 1, 4, 5, 5)}, ()),
-    ("relational", {}, ("symbols",)),
-    ("relational", {"mask": (3, 2, 1, 1, 5)}, ()),
-]
-"""Op, sizes of more arguments, which of all are not mapped."""
-
-
-@pytest.mark.parametrize(("op", "extra", "shared"), MAPPED)
-def test_tiles_under_vmap(problem, arguments, op, extra, shared):
-    """Gradients are those through vmap: torch knows none inside it for such ops."""
-    tensors = [torch.stack([x, *torch.randn(2, *x.shape).double()]) for x in arguments(op, problem(5, 5)[0])]
-    given = dict(zip(TENSORS[op], tensors, strict=True))
-    for name, size in extra.items():
-        given[name] = torch.randn(size).double() if isinstance(size, tuple) else size
-    if "mask" in given:
-        given["mask"] = given["mask"] > 0
-    names = [name for name, x in given.items() if isinstance(x, torch.Tensor)]
-    options = {name: x for name, x in given.items() if name not in names}
-    given = {name: given[name][0] if name in shared and name not in extra else given[name] for name in names}
-    leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in given.values()]
-    came = []
-    for impl in ("blocked", "reference"):
-
-        def run(*tensors, impl=impl):
-            return resolve(op, impl)(**dict(zip(names, tensors, strict=True)), **options, causal=True)
-
-        out = torch.func.vmap(run, tuple(None if name in shared else 0 for name in names))(*leaves)
-        learned = [x for x in leaves if x.requires_grad]
-        came.append([out, *torch.autograd.grad(out.square().sum(), learned)])
-    assert_close(*came)
-
-
-@pytest.mark.parametrize("op", ["softmax", "linear", "hyla", "relational"])
-@pytest.mark.parametrize("kind", [None, "offset"])
-def test_many_gradients_by_vmap(problem, arguments, op, kind):
-    """As PyTorch's documentation computes a Jacobian; a bias by offset has no samples to be folded into."""
-    qkv, options = problem(5, 5, bias=kind)
-    tensors = arguments(op, qkv)
-    leaves = tensors if kind is None else [*tensors, options["bias"]]
-    out = resolve(op, "blocked")(*tensors, bias=options["bias"])
-    many = torch.randn(3, *out.shape).double()
-    came = torch.vmap(lambda one: torch.autograd.grad(out, leaves, one, retain_graph=True))(many)
-    each = [torch.autograd.grad(out, leaves, one, retain_graph=True) for one in many]
-    assert_close(came, tuple(torch.stack(x) for x in zip(*each, strict=True)))
-
-
 @pytest.mark.compile
 @pytest.mark.parametrize("op", ["hyla", "relational"])
 def test_tiles_of_packed_sequences_compile(problem, arguments, op):

@@ -1,10 +1,4 @@
-"""Relational cross-attention of the Abstractor: attention whose values are symbols.
-
-    out_ih = sum_j act(s_ij)_h symbols_jh,      s_hij = q_ih . k_jh / sqrt(d) + bias_hij
-
-With the softmax as `act`, the inner products select a symbol; with a pointwise activation they are the relations.
-Altabaa, Webb, Cohen and Lafferty 2024, "Abstractors and relational cross-attention".
-"""
+"""Relational cross-attention of the Abstractor; polyhead/ops/abstractor/op.py has the equation."""
 
 import jax
 import jax.numpy as jnp
@@ -43,10 +37,7 @@ def abstractor_attention(
 ) -> Float[Array, "b t h e"]:
     """Relational cross-attention, `out_h = sum_s act(q k^T / sqrt(d))_h symbols_h`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); act: spec.RELATION_ACTS, applied
-    to the scores with their bias; only softmax normalises. A masked pair counts 0; a query without a visible key
-    gets exactly 0. `window` and `cu_seqlens` are those of `softmax_attention`. Static under jit: causal, window,
-    impl, act. Altabaa et al. 2024.
+    Arguments and errors are those of `polyhead.ops.abstractor_attention`.  Static under jit: causal, window, impl, act.
     """
     call = AttentionCall(q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, act=act)
     return compute("abstractor_attention", reference, impl, call)

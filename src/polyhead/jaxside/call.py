@@ -11,20 +11,12 @@ from jaxtyping import Bool, Float, Int32
 Array = jax.Array | np.ndarray
 """The type of arguments; results are jax.Array."""
 
+# As in polyhead/ops/call.py, which says what each is.
 Bias = Float[Array, "#b #h t s"] | Float[Array, "h t+s-1"]
-"""Dense, or by offset: column j - i + t - 1 holds the bias of query i and key j."""
-
 Symbols = Float[Array, "b s g e"] | Float[Array, "t+s-1 g e"]
-"""By key, or by offset: row j - i + t - 1 holds the symbol that query i reads at key j."""
-
 Mask = Bool[Array, "#b #h #t #s"] | Bool[Array, "#h #t #s"] | Bool[Array, "#t #s"] | Bool[Array, "#s"]
-"""True where a query may attend to a key."""
-
 Packed = Int32[Array, "_"]
-"""Sequences packed into one sample: sequence n has the rows cu_seqlens[n] to cu_seqlens[n + 1], end excluded."""
-
 Keep = Float[Array, "#b #h t s"]
-"""Dropout mask of the code: each entry is 0 or 1 / (1 - rate)."""
 
 Scale = float | Array | None
 """A number or a scalar array, which may be traced and learned; None means d ** -0.5."""

@@ -1,10 +1,4 @@
-"""Disentangled relational cross-attention: the code selects a symbol, and the head's own relation multiplies it.
-
-    out_ih  = sum_j a_hij rel_hij symbols_jh,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
-    rel_hij = act(q_rel_ih . k_rel_jh / sqrt(p))
-
-The product form of relational attention, from an earlier draft of Altabaa and Lafferty 2024 (arXiv 2405.16727).
-"""
+"""Disentangled relational cross-attention; polyhead/ops/disentangled/op.py has the equation."""
 
 import jax
 from jaxtyping import Float
@@ -42,11 +36,8 @@ def disentangled_attention(
 ) -> Float[Array, "b t h e"]:
     """Disentangled relational attention, `out_h = sum_s a_h act(q_rel_h k_rel_h) symbols_h`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act:
-    spec.RELATION_ACTS, a softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies
-    the product. A query without a visible key gets exactly 0. `window` and `cu_seqlens` are those of
-    `softmax_attention`. Static under jit: causal, window, impl, relation_act. Altabaa and Lafferty 2024, an earlier
-    draft.
+    Arguments and errors are those of `polyhead.ops.disentangled_attention`.  Static under jit: causal, window, impl,
+    relation_act.
     """
     call = AttentionCall(
         q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window,

@@ -1,11 +1,4 @@
-"""HYLA, hypernetwork linear attention: the latent code of a pair of tokens makes a small value network for this pair.
-
-    z_ij   = act(sum_h a_hij v_jh)                      the pair's hidden layer
-    out_ih = sum_j a_hij z_ij                           its output layer; W_out_h follows in the layer
-    z_ij   = act(sum_h a_hij W_h act(sum_h a_hij v_jh)) with a deep value network
-
-with a_hij the rms over heads of the scores.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; eq. 10 (deep).
-"""
+"""HYLA, hypernetwork linear attention; polyhead/ops/hyla/reference.py has the equations."""
 
 import jax
 import jax.numpy as jnp
@@ -48,10 +41,7 @@ def hyla(
 ) -> Float[Array, "b t h e"]:
     """HYLA, `out_h = sum_s a_h act(sum_h a_h v_h)`: the code of a pair configures the value network of the pair.
 
-    normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS);
-    value_weight: [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use.
-    A query without a visible key gets exactly 0. `window` and `cu_seqlens` are those of `softmax_attention`. Static
-    under jit: causal, window, impl, normalise, act. Schug et al., eq. 6; eq. 10 with value_weight.
+    Arguments and errors are those of `polyhead.ops.hyla`.  Static under jit: causal, window, impl, normalise, act.
     """
     call = AttentionCall(
         q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window,

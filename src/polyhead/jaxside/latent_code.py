@@ -1,14 +1,4 @@
-"""Scores, the latent code and relations: all that mechanisms compute before they read a value.
-
-    s_hij   = q_ih . k_jh / sqrt(d) + bias_hij                        scores
-    a_hij   = softmax over keys j | rms over heads h | softmax over heads h | s itself
-                                                                      the code of the pair (i, j): one number per head
-    rel_rij = act(q_rel_ir . k_rel_jr / sqrt(p))                      the relations of the pair: r numbers
-
-The twin of `polyhead.ops.latent_code`.  Vaswani et al. 2017, eq. 1 (softmax); Schug et al. 2024, "Attention as a
-hypernetwork", eq. 3 to 6 (the code, rms over heads); Altabaa and Lafferty 2024, "Disentangling and integrating
-relational and sensory information in transformer architectures" (relations).
-"""
+"""Scores, the latent code and relations; polyhead/ops/latent_code.py has the equations."""
 
 import functools
 from collections.abc import Callable
@@ -235,10 +225,7 @@ def latent_code(
 ) -> Float[Array, "b h t s"]:
     """The latent code of every query-key pair: one number per head, computed before any value is read.
 
-    normalise: "softmax" over keys, "rms_heads" over the heads of this call, "identity", "softmax_rms_heads" (over
-    keys, then over heads), or "softmax_heads" (the codes of the heads of this call add up to 1 for each pair, so a
-    single head has the code 1).  A masked pair has the code 0.  Normalisation runs in at least float32; the result has
-    the dtype of q.  Static under jit: normalise, causal, window.
+    Arguments and errors are those of `polyhead.ops.latent_code`.  Static under jit: normalise, causal, window.
     """
     one_of("latent_code", "normalise", normalise, NORMALISE)
     if q.dtype != k.dtype:
@@ -262,9 +249,7 @@ def relations(
 ) -> Float[Array, "b r t s"]:
     """The relations of every query-key pair, `act(q_rel . k_rel / sqrt(p))`.
 
-    relation_act (spec.RELATION_ACTS): a pointwise activation, which ignores the mask, or "softmax" over the keys that
-    the query may attend to.  A mask that differs between heads masks a relation where it masks all heads.  Static under
-    jit: relation_act, causal, window.
+    Arguments and errors are those of `polyhead.ops.relations`.  Static under jit: relation_act, causal, window.
     """
     one_of("relations", "relation_act", relation_act, RELATION_ACTS)
     if q_rel.dtype != k_rel.dtype:

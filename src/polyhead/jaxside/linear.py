@@ -1,10 +1,4 @@
-"""Linear attention: the scores are not normalised, so the sum over keys can be carried along as a state.
-
-    out_ih = sum_j a_hij act(v_jh),      a_hij = q_ih . k_jh / sqrt(d) + bias_hij
-
-Schug et al. 2024, "Attention as a hypernetwork", eq. 3 without the softmax; `normalise="rms_heads"` and an `act`
-other than identity are the ablations of its table A1.
-"""
+"""Linear attention; polyhead/ops/linear/reference.py has the equation."""
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +36,8 @@ def linear_attention(
 ) -> Float[Array, "b t h e"]:
     """Linear attention, `out = (q k^T / sqrt(d) + bias) act(v)` per head: no feature map, no division.
 
-    normalise: how scores become the code (spec.NORMALISE); act: activation of the values (spec.ACTS). A query
-    without a visible key gets exactly 0. `window` and `cu_seqlens` are those of `softmax_attention`. Static under
-    jit: causal, window, impl, normalise, act. Schug et al., eq. 3 without the softmax.
+    Arguments and errors are those of `polyhead.ops.linear_attention`.  Static under jit: causal, window, impl,
+    normalise, act.
     """
     call = AttentionCall(
         q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, normalise=normalise, act=act

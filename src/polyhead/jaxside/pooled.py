@@ -1,13 +1,4 @@
-"""Pooled heads: HYLA with another pooling of the keys, or with one value network for each query or each sequence.
-
-    out_ih = pool_j a_hij act(u_ij),                  u_ij = sum_h a_hij v_jh          network "pair"
-    out_ih = c_ih act(pool_j u_ij),                   c_ih = rms_h(pool_j a_hij)       network "query"
-    out_ih = c_h act(pool_j sum_h c_h a_hij v_jh),    c_h = rms_h(mean_i pool_j a_hij)         network "sequence"
-
-with a_hij the rms over heads of the scores, and pool_j the max, the mean or the sum over the keys that query i may
-attend to; mean_i is over the queries that see a key.  Schug et al. 2024, "Attention as a hypernetwork", section 7
-proposes all of them in words; the equations are ours.
-"""
+"""Pooled heads; polyhead/ops/pooled/op.py has the equations."""
 
 import jax
 import jax.numpy as jnp
@@ -106,15 +97,8 @@ def pooled_attention(
     """HYLA with another pooling, `out_h = pool_s a_h act(sum_h a_h v_h)`: the outputs of the pairs' networks are pooled
     over the visible keys.
 
-    pool: "max", "mean" or "sum" (spec.POOLS). network: "pair", or "query": each query has one network, `out_h = c_h
-    act(pool_s sum_h a_h v_h)` with c the rms over heads of `pool_s a_h`; or "sequence": one network for all queries,
-    `out_h = c_h act(pool_s sum_h c_h a_h v_h)` with c the rms over heads of the mean over queries of `pool_s a_h`. It
-    reads all queries, so it refuses causal, window, cu_seqlens and a mask of keys alone.
-
-    normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS). `keep`
-    multiplies the code at every use; a dropped pair is still pooled. A query without a visible key gets exactly 0.
-    `window` and `cu_seqlens` are those of `softmax_attention`. Raises ValueError for tiles with network "sequence".
-    Static under jit: causal, window, impl, normalise, act, pool, network. Schug et al., section 7, in words.
+    Arguments and errors are those of `polyhead.ops.pooled_attention`.  Static under jit: causal, window, impl,
+    normalise, act, pool, network.
     """
     if network == "sequence":
         is_packed = cu_seqlens is not None

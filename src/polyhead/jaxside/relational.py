@@ -1,11 +1,4 @@
-"""Relational attention: a head retrieves symbols, and the relations of the receiver to the senders it attends to.
-
-    out_ih  = sum_j a_hij symbols_jh + W_h sum_j a_hij rel_ij,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
-    rel_ijr = act(q_rel_ir . k_rel_jr / sqrt(p))                    r relations, the same for all heads
-
-The features of the senders are never retrieved; only their relations to the receiver are.  Altabaa and Lafferty 2024,
-"Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
-"""
+"""Relational attention; polyhead/ops/relational/reference.py has the equation."""
 
 import jax
 import jax.numpy as jnp
@@ -47,10 +40,8 @@ def relational_attention(
 ) -> Float[Array, "b t h e"]:
     """Relational attention, `out_h = sum_s a_h symbols_h + W_h sum_s a_h act(q_rel k_rel)`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act:
-    spec.RELATION_ACTS, a softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies
-    the code at both uses. A query without a visible key gets exactly 0. `window` and `cu_seqlens` are those of
-    `softmax_attention`. Static under jit: causal, window, impl, relation_act. Altabaa and Lafferty 2024.
+    Arguments and errors are those of `polyhead.ops.relational_attention`.  Static under jit: causal, window, impl,
+    relation_act.
     """
     call = AttentionCall(
         q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window,

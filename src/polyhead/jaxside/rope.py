@@ -1,10 +1,4 @@
-"""Rotary position embedding: each pair of components of a vector is rotated by an angle proportional to the position.
-
-    (x_a, x_b) -> (x_a cos w - x_b sin w, x_a sin w + x_b cos w),   w = position * theta^(-2 j / d),   j = 0 .. d/2 - 1
-
-`layout` says which components form pair j: (2j, 2j + 1) for "interleaved" (the paper), (j, j + d/2) for "half".
-Source: Su et al. 2021, eq. 34; positions count from 0.
-"""
+"""Rotary position embedding; polyhead/ops/rope.py has the equation."""
 
 import jax
 import jax.numpy as jnp
@@ -24,11 +18,8 @@ def rope(
     """Rotate `x` by its positions; the dot product of two rotated vectors then depends on positions only by their
     difference.
 
-    `positions` are integers from 0 and broadcast to `x.shape[:-1]`: `(t,)` for x `(b t d)`, `(t, 1)` or `(b, t, 1)` for
-    `(b t h d)`.  Products are in at least float32; the result has the dtype of `x`.  Static under jit: theta, layout.
-
-    Raises ValueError for an odd width, an unknown layout and positions that do not broadcast.  Positions may be traced,
-    so their values are not checked; a negative position rotates the other way.
+    Arguments are those of `polyhead.ops.rope`.  Positions may be traced, so their values are not checked; a negative
+    position rotates the other way.  Static under jit: theta, layout.
 
     >>> import jax.numpy as jnp
     >>> rope(jnp.array([1.0, 0.0]), jnp.array(1))         # one pair, turned by one radian

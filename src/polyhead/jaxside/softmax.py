@@ -1,9 +1,4 @@
-"""Softmax attention: every head mixes values with weights that sum to one over the keys.
-
-    out_ih = sum_j a_hij v_jh,      a_hij = softmax_j(q_ih . k_jh / sqrt(d) + bias_hij)
-
-Vaswani et al. 2017, "Attention is all you need", eq. 1.
-"""
+"""Softmax attention; polyhead/ops/softmax/reference.py has the equation."""
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +33,8 @@ def softmax_attention(
 ) -> Float[Array, "b t h e"]:
     """Softmax attention, `out = softmax(q k^T / sqrt(d) + bias) v` per head.
 
-    Query head i reads group i // (h / g) of keys and values. A query without a visible key gets exactly 0.
-    `window`: only keys less than `window` positions away; the last query is aligned with the last key.
-    `cu_seqlens`: the single sample is several packed sequences, masked from one another. Static under jit: causal,
-    window, impl. Vaswani et al. 2017, eq. 1.
+    Arguments and errors are those of `polyhead.ops.softmax_attention`, without `softcap` and `sinks`.  Static under
+    jit: causal, window, impl.
     """
     call = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
     return compute("softmax_attention", reference, impl, call)

@@ -1,12 +1,11 @@
-"""Kernels: pairs of functions, forward and backward, registered as custom ops with autograd and vmap.
+"""Kernels: pairs of functions, forward and backward, registered as custom ops with autograd.
 
 PyTorch knows only the backward pass of a custom op; in forward mode it silently takes the tangent as 0.  So kernels
-refuse every other kind of differentiation, and "auto" then takes an implementation made of PyTorch's own operations.
-Double backward (create_graph=True) shows only when the backward pass runs.  Then a kernel that "auto" chose lets the
-reference compute the gradients from the same tensors; a kernel chosen by name raises RuntimeError.
+refuse every other kind of differentiation, and vmap; "auto" then takes an implementation made of PyTorch's own
+operations.  Double backward (create_graph=True) and many gradients at once show only when the backward pass runs: then
+a kernel raises RuntimeError.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from polyhead.ops.call import LIMITS, TENSORS, AttentionCall
+from polyhead.ops.readable import is_batched
 from polyhead.spec import mechanism
 
 Outputs = list[Tensor]
@@ -67,8 +66,8 @@ def unsupported_by_kernels(call: AttentionCall) -> str | None:
     """Why custom ops cannot give the required derivatives, or None."""
     if call.keep is not None and call.keep.requires_grad:
         return "takes no keep that requires a gradient"
-    if needs_more_than_backward():
-        return "takes no derivatives of torch.func or in forward mode"
+    if any(_active_transforms()) or _is_forward_mode():
+        return "takes no vmap, derivatives of torch.func or forward mode"
     return None
 
 
@@ -79,39 +78,6 @@ def unsupported_by_fused_attention(call: AttentionCall) -> str | None:
     if needs_more_than_one_backward():
         return "takes no derivatives in forward mode, of derivatives or under vmap"
     return None
-
-
-def check_backward(name: str, impl: str) -> None:
-    """Call in a backward pass: raises RuntimeError if the pass is itself differentiated in forward mode."""
-    if needs_more_than_backward():
-        raise RuntimeError(f"{name}: impl {impl!r} has no derivative of its gradient; use impl='reference'")
-
-
-def is_grads_batched(grad_outputs: Outputs) -> bool:
-    """Whether many gradients come as one (is_grads_batched): an older vmap, without rules for custom ops."""
-    if torch.compiler.is_compiling():
-        return False
-    return any(torch._C._functorch.is_legacy_batchedtensor(grad) for grad in grad_outputs)
-
-
-def gradients_by_autograd(
-    function: Callable[[list[Tensor]], Sequence[Tensor]], tensors: list[Tensor], grad_outputs: Sequence[Tensor]
-) -> list[Tensor]:
-    """Gradients of `tensors`, recomputed by PyTorch's own operations, which can be differentiated again."""
-    create_graph = torch.is_grad_enabled()
-    with torch.enable_grad(), torch.autocast(tensors[0].device.type, enabled=False):
-        # Aliases give the gradient of this use alone; the tensors may have been used elsewhere.
-        aliases = [tensor.view_as(tensor) for tensor in tensors]
-        outputs = list(function(aliases))
-        cotangents = list(grad_outputs[: len(outputs)])
-        leaves = [alias for alias in aliases if alias.requires_grad]
-        leaf_gradients = iter(
-            torch.autograd.grad(outputs, leaves, cotangents, create_graph=create_graph, materialize_grads=True)
-        )
-    gradients = []
-    for alias in aliases:
-        gradients.append(next(leaf_gradients) if alias.requires_grad else torch.zeros_like(alias))
-    return gradients
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels
@@ -131,17 +97,14 @@ class Kernel:
 
     `forward_pass` computes the outputs of a call, `backward_pass` its gradients from those of the outputs.  With
     `saves_outputs`, `backward_pass` gets the outputs, too, after their gradients.  `empty_outputs` allocates tensors
-    with the shapes of the outputs.  `recompute` computes the outputs that have gradients by
-    PyTorch's own operations.  Autograd
-    differentiates `combine`, which turns the outputs into (b t h e).  A kernel is opaque to `torch.compile`; it has a
-    rule for vmap, and its backward pass is a custom op.
+    with the shapes of the outputs.  Autograd differentiates `combine`, which turns the outputs into (b t h e).  A
+    kernel is opaque to `torch.compile`, and its backward pass is a custom op.
     """
 
     op: str  # the name of its public function
     impl: str
     forward_pass: Callable[[AttentionCall], Outputs]
     backward_pass: Callable[[AttentionCall, Outputs], Gradients]
-    recompute: Callable[[AttentionCall], Outputs]
     unsupported_reason: Callable[[AttentionCall], str | None]
     preferred: Callable[[AttentionCall], bool]
     combine: Callable[[AttentionCall, Outputs], Tensor] = first_output
@@ -172,7 +135,7 @@ class Kernel:
         return f"polyhead::{self.op.removesuffix('_attention')}_{self.impl}"
 
     def forward(self, call: AttentionCall) -> Tensor:
-        """The output (b t h e), differentiable once; twice if "auto" chose this kernel."""
+        """The output (b t h e), differentiable once."""
         tensors, options = self.arguments(call)
         return self.combine(call, self.custom_op(*tensors, **options))
 
@@ -187,6 +150,18 @@ class Kernel:
         """The inverse of `arguments`."""
         named_tensors: dict[str, Any] = dict(zip(self.tensor_names, tensors, strict=True))
         return AttentionCall(**named_tensors, **options)
+
+
+def check_backward(kernel: Kernel, grad_outputs: Outputs) -> None:
+    """Raise RuntimeError in a backward pass that is itself differentiated in forward mode, or takes many gradients at
+    once, by vmap or autograd's is_grads_batched."""
+    reason = ""
+    if needs_more_than_backward():
+        reason = "has no derivative of its gradient"
+    elif not torch.compiler.is_compiling() and any(is_batched(grad) for grad in grad_outputs):
+        reason = "takes no batched gradients"
+    if reason:
+        raise RuntimeError(f"{kernel.op}: impl {kernel.impl!r} {reason}; use impl='reference'")
 
 
 def _register(kernel: Kernel) -> Callable[..., Outputs]:
@@ -208,21 +183,14 @@ def _register(kernel: Kernel) -> Callable[..., Outputs]:
         ctx.save_for_backward(*inputs, *saved_outputs)
 
     def gradient(ctx: Any, grad_outputs: Outputs) -> tuple[Tensor | None, ...]:
-        check_backward(kernel.op, kernel.impl)
+        check_backward(kernel, grad_outputs)
         saved = list(ctx.saved_tensors)  # read once: activation checkpointing unpacks them only once
         count = len(kernel.tensor_names)
         tensors, outputs = saved[:count], saved[count:]
-        call = kernel.call_of(tensors, ctx.options)
-        is_batched = is_grads_batched(grad_outputs)
-        if is_batched and call.impl != "auto":
-            raise RuntimeError(f"{kernel.op}: impl {kernel.impl!r} takes no is_grads_batched; use impl='reference'")
-        # "auto" may change its mind: the reference has the derivatives that a kernel lacks.
-        if call.impl == "auto" and (is_batched or torch.is_grad_enabled()):
-            gradients = _gradients_by_reference(kernel, call, grad_outputs)
-        else:
-            gradients = backward_op([*grad_outputs, *outputs], *tensors, **ctx.options)
+        gradients = backward_op([*grad_outputs, *outputs], *tensors, **ctx.options)
         # Absent tensors, masks and dropout get None, which PyTorch reads as "no gradient".
-        by_name = dict(zip(call.learned_tensors(), gradients, strict=True))
+        learned = kernel.call_of(tensors, ctx.options).learned_tensors()
+        by_name = dict(zip(learned, gradients, strict=True))
         return tuple(by_name.get(name) for name in kernel.tensor_names)
 
     forward_op = torch.library.custom_op(
@@ -232,22 +200,10 @@ def _register(kernel: Kernel) -> Callable[..., Outputs]:
         device_types=kernel.device_types,
         schema=f"({kernel.schema}) -> Tensor[]",
     )
-    # Shapes without numbers, for torch.compile; the derivative; and the rule for vmap.
+    # Shapes without numbers, for torch.compile; and the derivative.
     forward_op.register_fake(fake_forward)
     forward_op.register_autograd(gradient, setup_context=setup_context)
-    forward_op.register_vmap(batching_rule(forward_op))
     return forward_op
-
-
-def _gradients_by_reference(kernel: Kernel, call: AttentionCall, grad_outputs: Outputs) -> list[Tensor]:
-    """Gradients of the learned tensors, in their order, by PyTorch's own operations."""
-    learned = call.learned_tensors()
-
-    def recompute(tensors: list[Tensor]) -> Outputs:
-        outputs = kernel.recompute(call.with_tensors(dict(zip(learned, tensors, strict=True))))
-        return [output.to(grad.dtype) for output, grad in zip(outputs, grad_outputs, strict=False)]
-
-    return gradients_by_autograd(recompute, list(learned.values()), grad_outputs)
 
 
 def _register_backward(kernel: Kernel) -> Callable[..., Outputs]:
@@ -280,7 +236,6 @@ def _register_backward(kernel: Kernel) -> Callable[..., Outputs]:
     )
     backward_op.register_fake(fake_backward)
     backward_op.register_autograd(no_second_derivative)
-    backward_op.register_vmap(batching_rule(backward_op))
     return backward_op
 
 
@@ -289,47 +244,3 @@ def _gradient_like(tensor: Tensor, gradient: Tensor | None) -> Tensor:
     if gradient is None:
         return torch.zeros_like(tensor, memory_format=torch.contiguous_format)
     return gradient.to(tensor.dtype).contiguous()
-
-
-# ----------------------------------------------------------------------------------------------------------------- vmap
-def batching_rule(op: Callable[..., Any]) -> Callable[..., Any]:
-    """The vmap rule of an op whose first tensor and results are (b ...); None stands for an absent tensor.
-
-    The new dimension is folded into b.  If a tensor has no dimension b, such as a bias by offset, the op is called once
-    per entry of the new dimension.
-    """
-
-    def rule(info: Any, in_dims: Any, *arguments: Any, **options: object) -> tuple[Any, Any]:
-        call = functools.partial(op, **options)
-        tensors, structure = tree_flatten(arguments)
-        dims, _ = tree_flatten(in_dims, is_leaf=_is_absent)
-        stacked = [_with_leading_dim(x, dim, info.batch_size) for x, dim in zip(tensors, dims, strict=True)]
-        b = stacked[0].shape[1]
-
-        # Samples are independent, so the new dimension is a larger batch: one call for all.
-        if all(x is None or (x.ndim == 5 and x.shape[1] == b) for x in stacked):
-            folded = [None if x is None else x.flatten(0, 1) for x in stacked]
-            outputs = call(*tree_unflatten(folded, structure))
-            batched = tree_map(lambda x: x.unflatten(0, (info.batch_size, b)), outputs)
-        else:
-            per_entry = []
-            for i in range(info.batch_size):
-                entry = [None if x is None else x[i] for x in stacked]
-                per_entry.append(call(*tree_unflatten(entry, structure)))
-            batched = tree_map(lambda *entries: torch.stack(entries), *per_entry)
-        return batched, tree_map(lambda _: 0, batched)
-
-    return rule
-
-
-def _is_absent(x: Any) -> bool:
-    return x is None
-
-
-def _with_leading_dim(x: Tensor | None, dim: int | None, size: int) -> Any:
-    """A tensor with the dimension of vmap in front."""
-    if x is None:
-        return None
-    if dim is None:
-        return x.expand(size, *x.shape)
-    return x.movedim(dim, 0)

@@ -22,7 +22,7 @@ def is_readable(x: Tensor) -> bool:
         return False
     if x.is_cuda and torch.cuda.is_current_stream_capturing():
         return False
-    return not _is_batched(x)
+    return not is_batched(x)
 
 
 def is_cheap_to_read(x: Tensor) -> bool:
@@ -37,7 +37,7 @@ def _is_recording() -> bool:
     return not modes or any(mode.is_infra_mode() for mode in modes)
 
 
-def _is_batched(x: Tensor) -> bool:
+def is_batched(x: Tensor) -> bool:
     """Whether `x` is many tensors at once: under `torch.func.vmap`, or under autograd's `is_grads_batched`."""
     functorch = torch._C._functorch
     # Each transform of torch.func wraps the tensor once: grad(vmap(f)) holds the batched tensor inside.

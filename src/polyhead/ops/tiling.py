@@ -46,7 +46,7 @@ EXCLUDED_AT_TOP_LEVEL = torch._C._dispatch_tls_local_exclude_set()
 """Dispatch keys excluded at top level.  A compiled graph runs our op with autograd excluded; the backward pass of a
 tile restores these keys."""
 
-Recompute = Callable[[AttentionCall], Outputs]
+Reference = Callable[[AttentionCall], Tensor]
 
 
 def is_preferred(call: AttentionCall) -> bool:
@@ -65,26 +65,22 @@ def is_preferred(call: AttentionCall) -> bool:
 
 def tiled(
     op: str,
-    reference: Callable[[AttentionCall], Tensor],
+    reference: Reference,
     preferred: Callable[[AttentionCall], bool] = is_preferred,
 ) -> Kernel:
     """The impl "blocked" of an op, whose public function has the name `op`."""
 
-    def recompute(call: AttentionCall) -> Outputs:
-        return [reference(call)]
-
     def forward_pass(call: AttentionCall) -> Outputs:
-        return outputs_by_tiles(recompute, call, empty_output(call))
+        return [output_by_tiles(reference, call)]
 
     def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
-        return gradients_by_tiles(recompute, call, grad_outputs)
+        return gradients_by_tiles(reference, call, grad_outputs[0])
 
     return Kernel(
         op=op,
         impl="blocked",
         forward_pass=forward_pass,
         backward_pass=backward_pass,
-        recompute=recompute,
         unsupported_reason=unsupported_by_tiles,
         preferred=preferred,
     )
@@ -97,22 +93,21 @@ def unsupported_by_tiles(call: AttentionCall) -> str | None:
     return unsupported_by_kernels(call)
 
 
-def outputs_by_tiles(recompute: Recompute, call: AttentionCall, shapes: Outputs) -> Outputs:
-    """The outputs of `recompute`, tile by tile, shaped as `shapes` (b t h _)."""
+def output_by_tiles(reference: Reference, call: AttentionCall) -> Tensor:
+    """The output of `reference` (b t h e), tile by tile."""
     # Many tiles add to an output: half precision would lose the small ones.
-    totals = [torch.zeros_like(out, dtype=wide(out).dtype) for out in shapes]
+    total = wide(empty_output(call)[0]).zero_()
     with torch.no_grad():
         for samples, tile, tile_masks in _tiles(call):
             tensors = {}
             for name, tensor in call.learned_tensors().items():
                 tensors[name] = _to_compute_dtype(_cut(name, tensor, samples, tile, call))
-            for total, out in zip(totals, recompute(tile_masks.with_tensors(tensors)), strict=True):
-                _cut("out", total, samples, tile, call).add_(out)
-    return [total.to(out.dtype) for total, out in zip(totals, shapes, strict=True)]
+            _cut("out", total, samples, tile, call).add_(reference(tile_masks.with_tensors(tensors)))
+    return total.to(call.q.dtype)
 
 
-def gradients_by_tiles(recompute: Recompute, call: AttentionCall, grad_outputs: Outputs) -> Gradients:
-    """Gradients of all learnable tensors of a call, tile by tile, given those of the outputs of `recompute`."""
+def gradients_by_tiles(reference: Reference, call: AttentionCall, grad_output: Tensor) -> Gradients:
+    """Gradients of all learnable tensors of a call, tile by tile, given that of the output of `reference`."""
     learned = call.learned_tensors()
     gradients = {}
     for name, tensor in learned.items():
@@ -126,12 +121,10 @@ def gradients_by_tiles(recompute: Recompute, call: AttentionCall, grad_outputs: 
             leaves[name] = part.detach().requires_grad_()
         included = torch._C._dispatch_tls_local_include_set()
         with torch._C._ForceDispatchKeyGuard(included, EXCLUDED_AT_TOP_LEVEL), torch.enable_grad():
-            outputs = recompute(tile_masks.with_tensors(leaves))
+            output = reference(tile_masks.with_tensors(leaves))
             # A tile is a function of its own: its gradients are those of the whole, as outputs of tiles are added.
-            cotangents = []
-            for grad_output, output in zip(grad_outputs, outputs, strict=True):
-                cotangents.append(_cut("out", grad_output, samples, tile, call).to(output.dtype))
-            tile_gradients = torch.autograd.grad(outputs, list(leaves.values()), cotangents, materialize_grads=True)
+            cotangent = _cut("out", grad_output, samples, tile, call).to(output.dtype)
+            tile_gradients = torch.autograd.grad(output, list(leaves.values()), cotangent, materialize_grads=True)
         for name, gradient in zip(leaves, tile_gradients, strict=True):
             _cut(name, gradients[name], samples, tile, call).add_(gradient)
     return gradients

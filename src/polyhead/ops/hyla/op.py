@@ -6,7 +6,7 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.hyla import native, triton
-from polyhead.ops.hyla.reference import recompute, reference
+from polyhead.ops.hyla.reference import reference
 from polyhead.ops.kernel import Kernel
 from polyhead.ops.native.check import OpCheck, register_op_check
 from polyhead.ops.tiling import tiled
@@ -29,7 +29,6 @@ TRITON = Kernel(
     impl="triton",
     forward_pass=triton.forward_pass,
     backward_pass=triton.backward_pass,
-    recompute=recompute,
     unsupported_reason=triton.unsupported_reason,
     preferred=triton.is_preferred,
 )
@@ -38,7 +37,6 @@ NATIVE = Kernel(
     impl="native",
     forward_pass=native.forward_pass,
     backward_pass=native.backward_pass,
-    recompute=recompute,
     unsupported_reason=native.unsupported_reason,
     preferred=native.is_preferred,
     device_types="cpu",

@@ -26,8 +26,3 @@ def reference(call: AttentionCall) -> Tensor:
         z_by_head = einsum(call.value_weight, z, "h f e, b t s e -> b t s h f")
         z = phi(einsum(a, z_by_head, "b h t s, b t s h f -> b t s f"))
     return einsum(a, z, "b h t s, b t s e -> b t h e")
-
-
-def recompute(call: AttentionCall) -> list[Tensor]:
-    """The output as a list, as kernels and tiles return their outputs."""
-    return [reference(call)]

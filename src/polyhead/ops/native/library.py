@@ -3,19 +3,18 @@
 A library has a plain C interface and includes no header of PyTorch, so it compiles in half a minute and depends on no
 ABI.  A wheel has builds for several levels of processors (prebuilt.py).  Where none fits, one process compiles under a
 file lock, which the system releases if the process dies; the finished file is then renamed.  Its name in the cache is a
-digest of sources, flags, versions and processor.  Before its first use small calls are compared with the reference
-(check.py).  Any failure becomes the reason, in one line, why there is no native
-code; then other implementations compute the op.
+digest of sources, flags, versions and processor.  At its first use in a process small calls are compared with the
+reference (check.py), which takes less than a tenth of a second.  Any failure becomes the reason, in one line, why there
+is no native code; then other implementations compute the op.
 
     load_error(source, dtype)           memory: _LIBRARIES
-      _load_and_check                   verdict of the check, in a file beside the library or in the cache
+      _load_and_check                   small calls in a thread
         _load_or_build                  the wheel, else cache folder, lock, compiler
           _build, _open
 
 POLYHEAD_NATIVE=0 turns native code off; POLYHEAD_NATIVE_CACHE sets the folder, POLYHEAD_NATIVE_FLAGS the flags.
 """
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -27,6 +26,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,6 @@ SHARED_SOURCES = {"softmax": "attention", "relational": "attention"}
 
 NO_COMPILER = "needs a compiler, g++ or clang++, and neither is there"
 NO_WINDOWS = "is for Linux and macOS"
-
-PASSED = "right"
-"""The verdict of the check of a correct library, as it is stored."""
 
 NativeFunction = Callable[..., int]
 LoadedLibraries = dict[tuple[str, torch.dtype], NativeFunction | str]
@@ -263,11 +260,14 @@ def _open_if_intact(path: Path, source: str) -> NativeFunction | None:
 
 def _open(path: Path, source: str) -> NativeFunction:
     """Load a library.  Raises OSError if its file is missing or damaged."""
-    # Loading a truncated library could crash the process, so its digest is checked first.
-    digest, _ = _read_record(path)
-    if _file_digest(path) != digest:
+    # Loading a truncated library could crash the process, so its digest is compared with that beside it first.
+    if not path.with_suffix(".sum").read_text(encoding="utf-8").startswith(_file_digest(path)):
         raise OSError(f"{path} is damaged")
     return _function(path, source)
+
+
+def _file_digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _function(path: Path, source: str) -> NativeFunction:
@@ -301,8 +301,8 @@ def _build(command: list[str], source: str, path: Path) -> str | None:
         )
         if compilation.returncode:
             return f"cannot be compiled: {_first_error(compilation)}"
-        # The record comes first: a library without one counts as damaged and is built again.
-        _write_record(path, _file_digest(partial), verdict="")
+        # The digest comes first: a library without one counts as damaged and is built again.
+        path.with_suffix(".sum").write_text(_file_digest(partial), encoding="utf-8")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -319,86 +319,24 @@ def _first_error(compilation: subprocess.CompletedProcess[str]) -> str:
     return f"exit code {compilation.returncode}"
 
 
-# The record of a library is a text file beside it, or in the cache for that of a wheel.
-# It has the library's digest and the verdict of its check ("" before the check).
-def _file_digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _write_record(path: Path, digest: str, verdict: str) -> None:
-    partial = path.with_suffix(f".{os.getpid()}.note")
-    partial.write_text(f"{digest}\n{verdict}", encoding="utf-8")
-    partial.replace(path.with_suffix(".sum"))
-
-
-def _read_record(path: Path) -> tuple[str, str]:
-    digest, _, verdict = path.with_suffix(".sum").read_text(encoding="utf-8").partition("\n")
-    return digest, verdict
-
-
-def _record_of(source: str, dtype: torch.dtype) -> tuple[Path | None, str, str]:
-    """Path of the library, beside which its record lies, digest and verdict; "" before its check on this processor.
-
-    The record of the wheel's library is in the cache, for its own folder may not be writable.  Without a home folder
-    there is no record, and each process checks.
-    """
-    prebuilt = _prebuilt(source, dtype)
-    if prebuilt is None:
-        path = library_path(source, dtype)
-        return path, *_read_record(path)
-    digest = _file_digest(prebuilt)
-    try:
-        path = library_path(source, dtype)
-    except RuntimeError:
-        return None, digest, ""
-    path = path.with_name(f"{prebuilt.stem}-{path.stem}.so")
-    try:
-        checked_digest, verdict = _read_record(path)
-    except (OSError, UnicodeError):
-        return path, digest, ""
-    return path, digest, verdict if checked_digest == digest else ""
-
-
 # ------------------------------------------------------------------------------------------------------------- checking
 def _load_and_check(source: str, dtype: torch.dtype) -> NativeFunction | str:
-    """The function if its numbers are right, otherwise why there is none.  Each build is checked once."""
+    """The function if its numbers are right on this processor, otherwise why there is none."""
     function = _load_or_build(source, dtype)
     if isinstance(function, str):
         return function
-    path, digest, verdict = _record_of(source, dtype)
-    if not verdict:
-        try:
-            verdict = _check(source, dtype, function)
-        except Exception as error:  # for example for lack of memory; the next process checks again
-            return f"cannot be checked: {_one_line(error)}"
-        if path is not None:
-            with contextlib.suppress(OSError):  # without a writable cache the next process checks again
-                path.parent.mkdir(parents=True, exist_ok=True)
-                _write_record(path, digest, verdict)
-    return function if verdict == PASSED else verdict
 
-
-def _check(source: str, dtype: torch.dtype, function: NativeFunction) -> str:
-    """PASSED, or what is wrong, in words.  Raises the error that ended the check.
-
-    It runs in a new thread, without the caller's modes such as autocast or vmap.
-    """
-    errors: list[float] = []
-    exceptions: list[Exception] = []
-
-    def check_in_thread() -> None:
+    def check() -> float:
         # Only this thread sees the library: others wait for the verdict.
         _THREAD.libraries = {(source, dtype): function}
-        try:
-            errors.append(worst_error(source, dtype))
-        except Exception as exception:
-            exceptions.append(exception)
+        return worst_error(source, dtype)
 
-    thread = threading.Thread(target=check_in_thread)
-    thread.start()
-    thread.join()
-    if exceptions:
-        raise exceptions[0]
-    if errors[0] < TOLERANCE:
-        return PASSED
-    return f"computes wrong numbers on this processor (relative error {errors[0]:.0e})"
+    # A new thread has none of the caller's modes, such as autocast or vmap.
+    with ThreadPoolExecutor(max_workers=1) as thread:
+        try:
+            error = thread.submit(check).result()
+        except Exception as exception:  # for example for lack of memory
+            return f"cannot be checked: {_one_line(exception)}"
+    if error < TOLERANCE:  # NaN is not
+        return function
+    return f"computes wrong numbers on this processor (relative error {error:.0e})"

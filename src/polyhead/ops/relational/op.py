@@ -6,7 +6,6 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.kernel import Kernel
-from polyhead.ops.latent_code import retrieved_and_related
 from polyhead.ops.native import attention
 from polyhead.ops.native.check import OpCheck, register_op_check
 from polyhead.ops.relational import native, sdpa
@@ -20,7 +19,6 @@ NATIVE = Kernel(
     impl="native",
     forward_pass=attention.forward_pass,
     backward_pass=attention.backward_pass,
-    recompute=retrieved_and_related,
     unsupported_reason=native.unsupported_reason,
     preferred=native.is_preferred,
     combine=native.combine,

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
-from polyhead.ops.kernel import Outputs, unsupported_by_kernels
+from polyhead.ops.kernel import unsupported_by_kernels
 from polyhead.ops.native import library
 from polyhead.ops.native.structs import FEW_QUERIES
-from polyhead.ops.softmax.reference import reference, unsupported_extras
+from polyhead.ops.softmax.reference import unsupported_extras
 
 MIN_PAIRS = 1 << 16
 """Pairs b t s from which on native code is no slower than PyTorch's kernels."""
@@ -35,11 +35,6 @@ def is_preferred(call: AttentionCall) -> bool:
     if not is_narrow and not (width <= 64 and has_limits):
         return False
     return t >= FEW_QUERIES and call.q.shape[0] * t * s >= MIN_PAIRS
-
-
-def recompute(call: AttentionCall) -> Outputs:
-    """The output by PyTorch's own operations; the kernel's other outputs have no gradient."""
-    return [reference(call)]
 
 
 def examples() -> list[AttentionCall]:

@@ -19,7 +19,6 @@ NATIVE = Kernel(
     impl="native",
     forward_pass=attention.forward_pass,
     backward_pass=attention.backward_pass,
-    recompute=native.recompute,
     unsupported_reason=native.unsupported_reason,
     preferred=native.is_preferred,
     empty_outputs=attention.empty_outputs,

@@ -16,13 +16,16 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import TENSORS, AttentionCall
-from polyhead.ops.hyla.reference import recompute
+from polyhead.ops.hyla.reference import reference
 from polyhead.ops.kernel import Gradients, Outputs, empty_output
-from polyhead.ops.tiling import gradients_by_tiles, outputs_by_tiles
+from polyhead.ops.tiling import gradients_by_tiles, output_by_tiles
 
 Result = TypeVar("Result")
-Forward = Callable[[AttentionCall], Outputs]
-Backward = Callable[[AttentionCall, Outputs], Gradients]
+Results = dict[str, Tensor]
+"""Name -> the output, or the gradient of that name."""
+
+Pass = Callable[[AttentionCall, Tensor | None], Results]
+"""A pass of a call, given the gradient of its output if it is the backward pass."""
 
 ROWS, KEYS = 128, 256
 """The most queries and keys in a check: with more than 128 keys, several programs divide the keys of few queries."""
@@ -35,69 +38,54 @@ VERDICTS: dict[Hashable, str | None] = {}
 """Configuration -> what is wrong with it, as a part of a sentence, or None."""
 
 
-def checked_forward(launch: Forward, call: AttentionCall) -> Outputs:
+def checked_forward(launch: Callable[[AttentionCall], Outputs], call: AttentionCall) -> Outputs:
     """The output by `launch`, or by tiles of the reference if the kernel is wrong."""
 
-    def check() -> str | None:
-        part = first_rows(call)
-        output = {"the output": launch(part)[0]}
-        plain = {"the output": recompute(part)[0]}
-        exact = {"the output": recompute(in_float64(part))[0]}
-        return worst_difference(output, plain, exact, call.q.dtype)
+    def kernels(call: AttentionCall, _: Tensor | None) -> Results:
+        return {"the output": launch(call)[0]}
 
-    def by_tiles() -> Outputs:
-        return outputs_by_tiles(recompute, call, empty_output(call))
+    def tiles(call: AttentionCall, _: Tensor | None) -> Results:
+        return {"the output": output_by_tiles(reference, call)}
 
-    return _launch_or_tiles("forward", call, lambda: launch(call), check, by_tiles)
+    return list(_kernels_or_tiles("forward", call, None, kernels, tiles).values())
 
 
-def checked_backward(launch: Backward, call: AttentionCall, grad_outputs: Outputs) -> Gradients:
+def checked_backward(
+    launch: Callable[[AttentionCall, Outputs], Gradients], call: AttentionCall, grad_outputs: Outputs
+) -> Gradients:
     """The gradients by `launch`, or by tiles of the reference if a kernel is wrong."""
 
-    def check() -> str | None:
-        part = first_rows(call)
-        cotangent = waves(empty_output(part)[0])
-        gradients = launch(part, [cotangent])
-        plain = gradients_by_tiles(recompute, part, [cotangent])
-        exact = gradients_by_tiles(recompute, in_float64(part), [cotangent.double()])
-        return worst_difference(gradients, plain, exact, call.q.dtype)
+    def kernels(call: AttentionCall, cotangent: Tensor | None) -> Results:
+        assert cotangent is not None
+        return launch(call, [cotangent])
 
-    def by_tiles() -> Gradients:
-        return gradients_by_tiles(recompute, call, grad_outputs)
+    def tiles(call: AttentionCall, cotangent: Tensor | None) -> Results:
+        assert cotangent is not None
+        return gradients_by_tiles(reference, call, cotangent)
 
-    return _launch_or_tiles("backward", call, lambda: launch(call, grad_outputs), check, by_tiles)
+    return _kernels_or_tiles("backward", call, grad_outputs[0], kernels, tiles)
 
 
-def _launch_or_tiles(
-    pass_: str,
-    call: AttentionCall,
-    launch: Callable[[], Result],
-    check: Callable[[], str | None],
-    by_tiles: Callable[[], Result],
-) -> Result:
-    """The result of the kernels, or of tiles where they are wrong.  A wrong forward pass rules out both passes."""
-    reason = VERDICTS.get(configuration("forward", call)) or verdict(pass_, call, check)
+def _kernels_or_tiles(pass_: str, call: AttentionCall, cotangent: Tensor | None, kernels: Pass, tiles: Pass) -> Results:
+    """The result of the kernels, checked at their first call, or of tiles where they are wrong."""
+    key = configuration(pass_, call)
+    # While a CUDA graph is captured, after its warm-up, the device must not be waited for.
+    is_capturing = call.q.is_cuda and torch.cuda.is_current_stream_capturing()
+    reason = VERDICTS.get(configuration("forward", call))  # a wrong forward pass rules out both
+    if reason is None and key not in VERDICTS and call.q.numel() * call.k.numel() > 0 and not is_capturing:
+        VERDICTS[key] = None
+        found = _attempt(lambda: worst_difference(call, kernels, tiles))
+        if found is not None:
+            _report(pass_, call, found)
+    reason = reason or VERDICTS.get(key)
     if reason is None:
-        result = _attempt(launch)
+        result = _attempt(lambda: kernels(call, cotangent))
         if not isinstance(result, str):
             return result
         reason = _report(pass_, call, result)
     if call.impl != "auto":
         raise RuntimeError(f"hyla: impl 'triton' {reason}; use impl='auto' or 'reference'")
-    return by_tiles()
-
-
-def verdict(pass_: str, call: AttentionCall, check: Callable[[], str | None]) -> str | None:
-    """What is wrong with the configuration of a call, or None; its first call runs the check."""
-    key = configuration(pass_, call)
-    # While a CUDA graph is captured, after its warm-up, the device must not be waited for.
-    is_capturing = call.q.is_cuda and torch.cuda.is_current_stream_capturing()
-    if key not in VERDICTS and call.q.numel() * call.k.numel() > 0 and not is_capturing:
-        VERDICTS[key] = None
-        reason = _attempt(check)
-        if reason is not None:
-            _report(pass_, call, reason)
-    return VERDICTS.get(key)
+    return tiles(call, cotangent)
 
 
 def _report(pass_: str, call: AttentionCall, reason: str) -> str:
@@ -109,17 +97,20 @@ def _report(pass_: str, call: AttentionCall, reason: str) -> str:
     return reason
 
 
-def worst_difference(
-    results: dict[str, Tensor], plain: dict[str, Tensor], exact: dict[str, Tensor], dtype: torch.dtype
-) -> str | None:
-    """Which result is further from the exact one than allowed, in words, or None."""
+def worst_difference(call: AttentionCall, kernels: Pass, tiles: Pass) -> str | None:
+    """Which result of a part of a call is further from the exact one than allowed, in words, or None."""
+    part = first_rows(call)
+    cotangent = waves(empty_output(part)[0])
+    results, plain = kernels(part, cotangent), tiles(part, cotangent)
+    wide_part = part.with_tensors({name: tensor.double() for name, tensor in part.learned_tensors().items()})
+    exact = tiles(wide_part, cotangent.double())
     for name, result in results.items():
         norm = exact[name].norm().item() or 1.0
         error = (result.double() - exact[name]).norm().item() / norm
         plain_error = (plain[name].double() - exact[name]).norm().item() / norm
-        limit = 2 * plain_error + SLACK.get(dtype, 1e-9)
+        limit = 2 * plain_error + SLACK.get(call.q.dtype, 1e-9)
         if not error <= limit:  # NaN as well
-            return f"is wrong on this card: {name} is {error:.1e} off, {limit:.1e} are allowed ({dtype})"
+            return f"is wrong on this card: {name} is {error:.1e} off, {limit:.1e} are allowed ({call.q.dtype})"
     return None
 
 
@@ -174,11 +165,6 @@ def waves(like: Tensor) -> Tensor:
     """Numbers between -1 and 1 without repetition and without a random generator, in the layout of `like`."""
     numbers = torch.arange(like.numel(), device=like.device).double().mul(0.7).sin().view(like.shape)
     return torch.empty_like(like).copy_(numbers)
-
-
-def in_float64(call: AttentionCall) -> AttentionCall:
-    """The call with its learned tensors in float64."""
-    return call.with_tensors({name: tensor.double() for name, tensor in call.learned_tensors().items()})
 
 
 def _attempt(run: Callable[[], Result]) -> Result | str:
