@@ -74,9 +74,9 @@ def _kernels_or_tiles(pass_: str, call: AttentionCall, cotangent: Tensor | None,
     reason = VERDICTS.get(configuration("forward", call))  # a wrong forward pass rules out both
     if reason is None and key not in VERDICTS and call.q.numel() * call.k.numel() > 0 and not is_capturing:
         VERDICTS[key] = None
-        found = _attempt(lambda: worst_difference(call, kernels, tiles))
-        if found is not None:
-            _report(pass_, call, found)
+        fault = _attempt(lambda: worst_difference(call, kernels, tiles))
+        if fault is not None:
+            _report(pass_, call, fault)
     reason = reason or VERDICTS.get(key)
     if reason is None:
         result = _attempt(lambda: kernels(call, cotangent))
