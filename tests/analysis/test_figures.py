@@ -10,7 +10,6 @@ from matplotlib.collections import PathCollection
 from refusals import refusing
 
 from polyhead.analysis import canvas, figures
-from polyhead.papers.hyla.rows import OURS, ROWS
 
 POINTS = np.random.default_rng(0).normal(size=(50, 2))
 
@@ -28,13 +27,6 @@ def line_by_label(labels):
     """The line of each label in a panel where each has one point."""
     axes = one_panel({label: {1: [0.5]} for label in labels})
     return {container.get_label(): container.lines[0] for container in axes.containers}
-
-
-def overlapping(figure):
-    """Pairs of texts in the axes that lie on each other."""
-    figure.canvas.draw()
-    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
-    return [pair for pair in itertools.combinations(boxes, 2) if pair[0].overlaps(pair[1])]
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -72,38 +64,27 @@ def test_mistakes(tmp_path):
             draw()
 
 
-# ------------------------------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------------------------------------------------- results, lines
 def test_results_name_mechanisms_seeds_and_baselines():
     measured = {"Softmax": [0.5], "HYLA": [0.7, 0.8, 0.9], "Linear": [0.1, 0.2]}
-    figure = figures.results(measured, baselines={"Gaussian process": 0.78}, errors={"Softmax": 0.05}, score="accuracy")
+    levels = {"Gaussian process": 0.78, "Exact ceiling": 1.0}
+    figure = figures.results(measured, baselines=levels, errors={"Softmax": 0.05}, printed={"HYLA": (0.8, 0.1, 3)})
     axes = figure.axes[0]
-    assert axes.get_xlabel() == "accuracy"
-    assert texts(axes.get_yticklabels()) == ["Linear (n = 2)", "Softmax (n = 1)", "HYLA (n = 3)"]
-    assert texts(axes.texts) == ["Gaussian process"]
-    bars = [container.lines[2][0].get_segments()[0][:, 0] for container in axes.containers]
-    means_and_errors = [(0.15, 0.05), (0.5, 0.05), (0.8, 0.1 / 3**0.5)]
-    assert [tuple(bar) for bar in bars] == [pytest.approx((m - e, m + e)) for m, e in means_and_errors]
-    # What a paper prints is hollow and below; the best row is the highest.
-    axes = figures.results(
-        {"Softmax": [0.5], "HYLA": [0.7]}, printed={"HYLA": (0.8, 0.1, 3)}, lower_is_better=True
-    ).axes[0]
-    assert texts(axes.get_yticklabels()) == ["HYLA, the paper (n = 3)", "HYLA (n = 1)", "Softmax (n = 1)"]
-    fills = [container.lines[0].get_markerfacecolor() for container in axes.containers]
-    assert fills == ["white", figures.COLOURS["HYLA"], figures.COLOURS["Softmax"]]
+    rows = ["Linear (n = 2)", "Softmax (n = 1)", "HYLA, the paper (n = 3)", "HYLA (n = 3)"]
+    assert texts(axes.get_yticklabels()) == rows  # from below
+    assert texts(figure.legends[0].get_texts()) == list(levels)
+    bars = [tuple(container.lines[2][0].get_segments()[0][:, 0]) for container in axes.containers]
+    means_and_errors = [(0.15, 0.05), (0.5, 0.05), (0.8, 0.1), (0.8, 0.1 / 3**0.5)]
+    assert bars == [pytest.approx((m - e, m + e)) for m, e in means_and_errors]
+    fills = {container.lines[0].get_markerfacecolor() for container in axes.containers}
+    assert {"white", figures.COLOURS["HYLA"], figures.COLOURS["Softmax"]} <= fills
+    lowest = figures.results({"Softmax": [0.5], "HYLA": [0.7]}, lower_is_better=True).axes[0]
+    assert texts(lowest.get_yticklabels()) == ["HYLA (n = 1)", "Softmax (n = 1)"]
 
 
-def test_names_of_baselines_do_not_lie_on_each_other():
-    baselines = {"Exact ceiling": 1.0, "Chance": 0.04, "Copy": 0.038, "Known combinations": 0.09, "Same slot": 0.6}
-    assert overlapping(figures.results({"HYLA": [0.0], "Softmax": [1.0]}, baselines=baselines)) == []
-    long_rows = {row.label: [0.25 + 0.02 * i] for i, row in enumerate((ROWS | OURS).values())}
-    figure = figures.results(long_rows, baselines={"Recall": 0.335, "Gaussian process": 0.497, "Mixture": 0.625})
-    assert overlapping(figure) == []
-    assert len({container.lines[0].get_color() for container in figure.axes[0].containers}) == len(long_rows)
-
-
-# --------------------------------------------------------------------------------------------------------------- lines
 def test_lines_go_through_means_with_the_seeds_standard_errors():
-    axes = one_panel({"HYLA": {32: [0.7, 0.8, 0.9], 16: [0.6, 0.4]}, "Softmax": {16: [0.5], 32: [0.3]}})
+    levels = {"Gaussian process": {16: 0.1, 32: 0.3}, "Exact ceiling": 1.0}
+    axes = one_panel({"HYLA": {32: [0.7, 0.8, 0.9], 16: [0.6, 0.4]}, "Softmax": {16: [0.5], 32: [0.3]}}, levels)
     hyla, softmax = axes.containers
     assert hyla.lines[0].get_xdata().tolist() == [16, 32]
     assert hyla.lines[0].get_ydata() == pytest.approx([0.5, 0.8])
@@ -113,18 +94,9 @@ def test_lines_go_through_means_with_the_seeds_standard_errors():
     assert not softmax.has_yerr
     dots = [tuple(dot) for c in axes.collections if isinstance(c, PathCollection) for dot in c.get_offsets().tolist()]
     assert sorted(dots) == [(16, 0.4), (16, 0.6), (32, 0.7), (32, 0.8), (32, 0.9)]
-
-
-def test_baselines_are_level_or_steps_half_way_to_the_next_place():
-    series = {"HYLA": {16: [0.5], 32: [0.6], 64: [0.7]}}
-    levels = {"Gaussian process": {16: 0.1, 64: 0.3}, "Exact ceiling": 1.0}
-    for log_x, places in ((False, [[8, 24], [48, 80]]), (True, np.array([[8, 16], [32, 64]]) * 2**0.5)):
-        axes = one_panel(series, levels, log_x=log_x)
-        steps = [line for line in axes.lines if line.get_linestyle() == "--"]
-        assert [list(line.get_ydata()) for line in steps] == [[0.1, 0.1], [0.3, 0.3]]
-        np.testing.assert_allclose([line.get_xdata() for line in steps], places)
-    alone = one_panel({"HYLA": {16: [0.5]}}, levels, log_x=True)
-    assert alone.get_xlim() == (8, 32)
+    process, ceiling = (line for line in axes.lines if line.get_label() in levels)
+    assert (list(process.get_xdata()), list(process.get_ydata())) == ([16, 32], [0.1, 0.3])
+    assert list(ceiling.get_ydata()) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize(("worst", "best"), [(-0.4, 0.9), (0.2, 1.1), (0.2, 0.9)])
@@ -161,9 +133,10 @@ def test_a_logarithmic_axis_has_plain_numbers(losses, some):
     assert f">{some}</text>" in text
     texts_of_svg = xml.dom.minidom.parseString(text).getElementsByTagName("text")
     assert all("fill: var(" in node.getAttribute("style") for node in texts_of_svg)  # black is invisible in the dark
+    assert one_panel({"HYLA": {16: [0.5]}}, log_x=True).get_xlim() == (8, 32)
 
 
-# ---------------------------------------------------------------------------------------------------------------- heat
+# ----------------------------------------------------------------------------------------------------------- heat, maps
 def test_heat_draws_every_cell_under_its_name_and_parts_the_groups():
     values = np.array([[0.25, -0.5, np.nan], [0.001, 0.004, -0.001]])
     groups = ("", np.full((2, 5), 0.25), ["1", "2"], ["sum", "sum", "+1", "+1", "+1"])
@@ -181,14 +154,6 @@ def test_heat_draws_every_cell_under_its_name_and_parts_the_groups():
     assert bar.get_ylabel() == "drop"
 
 
-def test_names_once_are_those_of_the_first_column_and_the_lowest_row():
-    panels = [(str(i), np.eye(2), ["a", "b"], ["c", "d"]) for i in range(3)]
-    first, second, third, *_ = figures.heat(panels, columns=2, names_once=True).axes
-    assert [len(axes.get_yticks()) for axes in (first, second, third)] == [2, 0, 2]
-    assert [len(axes.get_xticks()) for axes in (first, second, third)] == [0, 2, 2]
-
-
-# ------------------------------------------------------------------------------------------------------- maps, styles
 def test_code_maps_draw_every_point_once_and_name_their_classes():
     classes = np.arange(50) % 9
     panels = [("by target", POINTS, POINTS[:, 0]), ("by rule", POINTS, classes)]
@@ -203,6 +168,7 @@ def test_code_maps_draw_every_point_once_and_name_their_classes():
     assert len(styles) == 9
 
 
+# --------------------------------------------------------------------------------------------------------------- styles
 @pytest.mark.parametrize(
     ("labels", "plain"),
     [
@@ -218,10 +184,7 @@ def test_the_plain_variant_of_a_mechanism_keeps_its_colour(labels, plain):
 
 
 def test_an_untrained_network_has_the_style_of_its_model_but_dashed():
-    labels = ["HYLA", "HYLA, untrained", "HYLA + softmax", "HYLA + softmax, untrained"]
-    lines = [*line_by_label(labels).values()]
-    styles = [(line.get_color(), line.get_marker()) for line in lines]
-    assert styles[::2] == styles[1::2]
-    assert styles[0] != styles[2]
-    assert [line.get_linestyle() for line in lines] == ["-", "--", "-", "--"]
-    assert [line.get_markerfacecolor() == "white" for line in lines] == [False, True, False, True]
+    trained, untrained = line_by_label(["HYLA + softmax", "HYLA + softmax, untrained"]).values()
+    assert (trained.get_color(), trained.get_marker()) == (untrained.get_color(), untrained.get_marker())
+    assert [line.get_linestyle() for line in (trained, untrained)] == ["-", "--"]
+    assert [line.get_markerfacecolor() == "white" for line in (trained, untrained)] == [False, True]

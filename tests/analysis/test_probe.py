@@ -13,7 +13,7 @@ from refusals import refusing
 
 import polyhead as ph
 from polyhead.analysis import codes, probe as run_probe, probe_layers, probe_model, probe_run, purity, query_codes
-from polyhead.analysis.labels import targets
+from polyhead.analysis.labels import targets, views
 from polyhead.analysis.probe import clusters, draws
 from polyhead.models.build import build
 from polyhead.tasks import FuzzyLogic, Sraven
@@ -90,6 +90,25 @@ def test_mistakes(change: dict, text: str) -> None:
     codes, labels = clouds(300, 3, 0.3)
     with refusing(text):
         run_probe(**{"codes": codes, "labels": labels, "train": slice(0, 200), "test": slice(200, 300)} | change)
+
+
+# -------------------------------------------------------------------------------------------------------- labels, views
+def test_every_latent_of_whole_numbers_is_a_label() -> None:
+    latents = {"terms": torch.tensor([[1, 5], [2, 3]]), "rule": torch.tensor([4, 4]), "noise": torch.rand(2, 3)}
+    latents |= {"flags": torch.ones(2, 3, dtype=torch.bool), "panels": torch.ones(2, 3, 3, dtype=torch.long)}
+    values = torch.rand(2, 4, 1)
+    found = targets(ph.Batch(values, values, None, torch.ones(2, 4, dtype=torch.bool), latents))
+    wanted = {"term 1": [1, 2], "term 2": [5, 3], "rule": [4, 4]}
+    assert {name: labels.tolist() for name, labels in found.items()} == wanted
+
+
+def test_the_views_of_sraven_are_the_query_and_the_panels_to_its_left() -> None:
+    task = Sraven(features=2, values=5)
+    plain = dataclasses.replace(task, permuted=False)
+    assert views(task) == {"self": (task, ((-1, -1),)), "last_row": (plain, ((-1, 13), (-1, 15)))}
+    panels = plain.batch("iid", 8, seed=0, step=0).latents["panels"]
+    assert panels.flatten(1)[:, [13, 15]].tolist() == panels[:, 2, :2, 1].tolist()  # the query's feature
+    assert Sraven(features=3, grid=4).pairs["last_row"] == ((-1, 38), (-1, 41), (-1, 44))
 
 
 class KnownOnly(FuzzyLogic):
@@ -340,9 +359,13 @@ def test_one_pair_has_one_label_per_sequence(labelled):
 def test_mistakes_of_probes_of_layers(labelled):
     taps, labels = split(labelled)
     for given, share, line in (
-        ((taps, labels, -1, -1), 0.5, "probe_layers: (24,) codes in batch 0 but labels of shape (24, 3)"),
+        ((taps, labels, -1, -1), 0.5, "probe_layers: (36,) codes in layer 0 but labels of shape (36, 3)"),
         (([], [], -1, -1), 0.5, "probe_layers: taps must be of at least one batch, got none"),
-        (([taps[0], taps[1][:1]], labels, *PAIRS), 0.5, "probe_layers: 2 layers in batch 0 but 1 others in batch 1"),
+        (
+            ([taps[0], taps[1][:1]], labels, *PAIRS),
+            0.5,
+            "probe_layers: (24, 3) codes in layer 1 but labels of shape (36, 3)",
+        ),
         ((taps, labels, *PAIRS), 1.0, "probe_layers: test must be a share between 0 and 1 but is 1.0"),
     ):
         with refusing(line):

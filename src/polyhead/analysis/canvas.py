@@ -47,11 +47,12 @@ def panel_grid(
     columns: int,
     size: Size = (2.4, 2.3),
     *,
+    sharex: bool = False,
     sharey: bool = False,
 ) -> tuple["Figure", list["Axes"]]:
     """A figure, and its panels row by row.  `size`: width and height of a panel in inches."""
     figure = blank(size[0] * columns, size[1] * rows)
-    return figure, list(figure.subplots(rows, columns, squeeze=False, sharey=sharey).flat)
+    return figure, list(figure.subplots(rows, columns, squeeze=False, sharex=sharex, sharey=sharey).flat)
 
 
 def plain(axes: "Axes", grid_lines: Literal["both", "x", "y"]) -> None:
@@ -115,11 +116,7 @@ def _rendered(figure: "Figure", kind: str, *, salt: str, facecolor: str) -> byte
 
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # names may be tokens of a text, such as "$$"
-    metadata: dict[str, None] = {}
-    if kind == "svg":
-        metadata = {"Date": None}
-    elif kind == "pdf":
-        metadata = {"CreationDate": None}
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # else two files would differ
     buffer = io.BytesIO()
     with rc_context({"svg.hashsalt": salt, "svg.fonttype": "none", "image.composite_image": False}):
         figure.savefig(buffer, format=kind, dpi=RESOLUTION, metadata=metadata, facecolor=facecolor)

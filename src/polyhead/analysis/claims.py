@@ -383,14 +383,10 @@ def holm_levels(p_values: Sequence[float]) -> list[float]:
     >>> holm_levels([0.2, 0.001, 0.04])
     [0.025, 0.016666666666666666, 0.025]
     """
+    num_passed = sum(value < ALPHA for value in holm(p_values))
     levels = [ALPHA] * len(p_values)
-    level = ALPHA
-    has_stopped = False
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        if not has_stopped:
-            level = ALPHA / (len(p_values) - rank)
-            has_stopped = p_values[index] >= level
-        levels[index] = level
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        levels[i] = ALPHA / (len(p_values) - min(rank, num_passed))
     return levels
 
 

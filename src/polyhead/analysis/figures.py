@@ -12,7 +12,7 @@ and standard errors.
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -61,25 +61,17 @@ MAX_POINTS_AS_MARKS = 12
 def style_by_label(labels: Collection[str]) -> dict[str, Style]:
     """The colour and marker of each label of a figure.
 
-    A mechanism's own style goes to the label that is its name alone, else to the first label that begins with its
-    name.  All others get spare styles, by their place.
+    A mechanism's own style goes to the shortest label that begins with its name.  All others get spare styles, by
+    their place.
     """
     names = list(dict.fromkeys(label.removesuffix(UNTRAINED) for label in labels))
     styles: dict[str, Style] = {}
     for i, name in enumerate(names):
-        spare = SPARE_COLOURS[i % len(SPARE_COLOURS)], SPARE_MARKERS[i % len(SPARE_MARKERS)]
-        styles[name] = spare
-        mechanism = name.partition(" ")[0]
-        if mechanism in STYLES and name == _namesake(mechanism, names):
-            styles[name] = STYLES[mechanism]
+        styles[name] = SPARE_COLOURS[i % len(SPARE_COLOURS)], SPARE_MARKERS[i % len(SPARE_MARKERS)]
+    unused = dict(STYLES)
+    for name in sorted(names, key=len):
+        styles[name] = unused.pop(name.partition(" ")[0], styles[name])
     return {label: styles[label.removesuffix(UNTRAINED)] for label in labels}
-
-
-def _namesake(mechanism: str, names: Sequence[str]) -> str:
-    """The label that is the mechanism's name alone, else the first that begins with it."""
-    if mechanism in names:
-        return mechanism
-    return next(name for name in names if name.partition(" ")[0] == mechanism)
 
 
 def _dash(name: str, names: Sequence[str]) -> Any:
@@ -117,7 +109,7 @@ def results(
     order = sorted(measured, key=lambda label: float(np.mean(measured[label])), reverse=lower_is_better)
     figure, axes = one_panel(6.4, 1.1 + 0.42 * (len(order) + len(printed)))
     for name, value in baselines.items():
-        axes.axvline(value, color=FAINT, lw=1.2, ls=BASELINE_DASHES.get(name, "-."), zorder=1)
+        axes.axvline(value, color=FAINT, lw=1.2, ls=_dash(name, list(baselines)), zorder=1, label=name)
 
     # Rows from below: for each mechanism the paper's score, if there is one, and above it the measured one.
     styles = style_by_label(measured)
@@ -140,31 +132,8 @@ def results(
     axes.set_yticks(range(len(row_names)), row_names)
     axes.set_ylim(-0.6, len(row_names) - 0.4)
     axes.set_xlabel(score)
-    _name_baselines(axes, baselines)
+    _shared_legend(figure, [axes], list(baselines), 1)
     return figure
-
-
-def _name_baselines(axes: "Axes", baselines: Mapping[str, float]) -> None:
-    """Write the names above their lines, each as low as possible without overlap."""
-    left, right = axes.get_xlim()
-    letter = (right - left) / 50  # its width where long names of rows leave the axes half of the figure
-    ends: list[float] = []  # where the last name of each level ends
-    for name, value in sorted(baselines.items(), key=lambda pair: pair[1]):
-        start = value - letter * len(name) / 2
-        level = 0
-        while level < len(ends) and ends[level] >= start:
-            level += 1
-        ends[level : level + 1] = [start + letter * (len(name) + 1)]
-        axes.annotate(
-            name,
-            (value, 1.0),
-            xytext=(0, 4 + 10 * level),
-            xycoords=("data", "axes fraction"),
-            textcoords="offset points",
-            ha="center",
-            fontsize=8,
-            color=FAINT,
-        )
 
 
 # --------------------------------------------------------------------------------------------------------------- lines
@@ -181,7 +150,7 @@ def lines(
     """Panels side by side: (title, series, baselines).  They share the y axis and the legend.
 
     A series is {x: scores of the seeds}: a line through the means, and for several seeds the standard error and a dot
-    per seed.  A baseline (or ceiling) is a number, a horizontal line, or {x: number}, a step around each x.  `limits`:
+    per seed.  A baseline (or ceiling) is a number, a horizontal line, or {x: number}, a bar at each x.  `limits`:
     of the y axis; a limit that is None, or that would hide a score, is chosen from the values.  `x_label`: one for all
     panels, or one for each.
 
@@ -205,26 +174,23 @@ def lines(
         plain(axes, "both")
         xs = sorted(set().union(*series.values()))
         if log_x:
-            _logarithmic(axes, xs)
+            _logarithmic(axes, "x", xs)
         for label, points in series.items():
             _draw_series(axes, points, label, styles[label])
         for name, level in baselines.items():
-            _draw_level(axes, level, xs, name, _dash(name, baseline_names), log_x)
+            _draw_level(axes, level, name, _dash(name, baseline_names))
         _ticks(axes, xs, log_x)
         axes.set_title(title, fontsize=9, color=INK)
         axes.set_xlabel(x_label if isinstance(x_label, str) else x_label[i], fontsize=9)
+    scores = _all_scores(panels)
     if log_y:
-        scores = _all_scores(panels)
-        # Numbers between the powers of ten, as many as there is room for.
-        between: Sequence[int] = ()
-        if max(scores) < 10 * min(scores):
-            between = range(2, 10)
-        elif max(scores) < 100 * min(scores):
-            between = (2, 5)
-        grid[0].set_yscale("log", subs=between)
-        grid[0].yaxis.set_major_formatter("{x:g}")
-        grid[0].yaxis.set_minor_formatter("{x:g}")
-    grid[0].set_ylim(*_limits_without_loss(limits, panels))
+        _logarithmic(grid[0], "y", scores)
+    low, high = limits
+    if low is not None and np.min(scores) < low:
+        low = None
+    if high is not None and np.max(scores) > high:
+        high = None
+    grid[0].set_ylim(low, high)
     for axes in grid[::columns]:
         axes.set_ylabel(y_label, fontsize=9)
     for axes in grid[len(panels) :]:
@@ -272,35 +238,30 @@ def _draw_series(axes: "Axes", points: Mapping[Number, Sequence[Number]], label:
             axes.scatter(np.full(len(values), x), values, s=6, color=colour, alpha=0.5, linewidths=0, zorder=2)
 
 
-def _draw_level(axes: "Axes", level: Level, xs: Sequence[Number], name: str, dash: Any, log_x: bool) -> None:
-    """Draw a baseline or ceiling: a horizontal line, or a step around each x that reaches half-way to the next x."""
+def _draw_level(axes: "Axes", level: Level, name: str, dash: Any) -> None:
+    """Draw a baseline or ceiling: a horizontal line, or a bar at each x and a line through them."""
     style: dict[str, Any] = {"color": FAINT, "lw": 1.2, "ls": dash, "zorder": 1, "label": name}
-    if not isinstance(level, Mapping):
+    if isinstance(level, Mapping):
+        xs = sorted(level)
+        axes.plot(xs, [level[x] for x in xs], marker="_", ms=8, **style)
+    else:
         axes.axhline(level, **style)
-        return
-    if len(xs) == 1:
-        if xs[0] in level:
-            axes.axhline(level[xs[0]], **style)
-        return
-    centres = np.asarray(xs, float)
-    if log_x:
-        centres = np.log(centres)
-    middles = (centres[1:] + centres[:-1]) / 2
-    edges = np.concatenate([[2 * centres[0] - middles[0]], middles, [2 * centres[-1] - middles[-1]]])
-    if log_x:
-        edges = np.exp(edges)
-    for i, x in enumerate(xs):
-        if x in level:
-            axes.plot(edges[i : i + 2], [level[x]] * 2, **style)
 
 
-def _logarithmic(axes: "Axes", xs: Sequence[Number]) -> None:
-    few_decades = max(xs) < 100 * min(xs)  # room for labels between the powers of ten
-    axes.set_xscale("log", subs=(2, 5) if few_decades else ())
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.xaxis.set_minor_formatter("{x:g}")
-    if len(xs) == 1:  # matplotlib cannot scale an axis with a single x
-        axes.set_xlim(xs[0] / 2, xs[0] * 2)
+def _logarithmic(axes: "Axes", name: Literal["x", "y"], values: Sequence[Number]) -> None:
+    """Make an axis logarithmic, with numbers between the powers of ten where there is room."""
+    low, high = min(values), max(values)
+    between: Sequence[int] = ()
+    if high < 10 * low:
+        between = range(2, 10)
+    elif high < 100 * low:
+        between = (2, 5)
+    getattr(axes, f"set_{name}scale")("log", subs=between)
+    axis = getattr(axes, f"{name}axis")
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter("{x:g}")
+    if low == high:  # matplotlib cannot scale an axis with a single number
+        getattr(axes, f"set_{name}lim")(low / 2, high * 2)
 
 
 def _ticks(axes: "Axes", xs: Sequence[Number], log_x: bool) -> None:
@@ -310,20 +271,6 @@ def _ticks(axes: "Axes", xs: Sequence[Number], log_x: bool) -> None:
         axes.minorticks_off()
     elif not log_x:
         axes.locator_params(axis="x", nbins=5)
-
-
-def _limits_without_loss(
-    limits: tuple[Number | None, Number | None],
-    panels: Sequence[tuple[str, Series, Levels]],
-) -> tuple[Number | None, Number | None]:
-    """The limits, with None in place of one that would hide a score."""
-    scores = _all_scores(panels)
-    low, high = limits
-    if low is not None and np.min(scores) < low:
-        low = None
-    if high is not None and np.max(scores) > high:
-        high = None
-    return low, high
 
 
 def _all_scores(panels: Sequence[tuple[str, Series, Levels]]) -> list[Number]:
@@ -366,14 +313,13 @@ def heat(
     columns: int = 3,
     numbers: bool = True,
     grouped: bool = True,
-    names_once: bool = False,
 ) -> "Figure":
     """Matrices side by side on one colour scale: (title, values, row names, column names).
 
     `grouped`: adjacent equal names form a group with one label, and a line separates groups.  NaN is an empty cell.
     `limits`: default to the range of the values; with both signs, 0 is white and the limits are symmetric.
-    `label`: the name of the scale.  `numbers`: writes the values into matrices of up to 16 by 16.  `names_once`:
-    rows are named at the first matrix of each row of panels, columns at the lowest; for matrices of the same names.
+    `label`: the name of the scale.  `numbers`: writes the values into matrices of up to 16 by 16.  If all matrices have
+    the same names, the outer ones show them.
 
     >>> classes, matrix = similarity(codes, labels)
     >>> names = [task.class_name("rule", int(label)) for label in classes]
@@ -394,10 +340,11 @@ def heat(
         wide = max(wide, len(_name_groups(names, grouped)))
     size = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
     count = len(panels)
-    figure, grid = panel_grid(math.ceil(count / columns), min(columns, count), size)
+    shared = len({(tuple(rows), tuple(names)) for _, _, rows, names in panels}) == 1
+    figure, grid = panel_grid(math.ceil(count / columns), min(columns, count), size, sharex=shared, sharey=shared)
 
     colour_map = "RdBu_r" if low < 0 < high else "cividis"
-    for i, (axes, (title, values, rows, names)) in enumerate(zip(grid, panels, strict=False)):
+    for axes, (title, values, rows, names) in zip(grid, panels, strict=False):
         image = axes.imshow(
             np.ma.masked_invalid(values),
             colour_map,
@@ -408,10 +355,6 @@ def heat(
         )
         _name_axis(axes.yaxis, axes.axhline, rows, grouped)
         _name_axis(axes.xaxis, axes.axvline, names, grouped)
-        if names_once and i % columns != 0:
-            axes.set_yticks([])
-        if names_once and i + columns < count:  # another panel is below
-            axes.set_xticks([])
         axes.spines[:].set_visible(False)
         axes.set_facecolor(EMPTY_CELL)  # white would mean 0
         axes.set_title(title, fontsize=9, color=INK)

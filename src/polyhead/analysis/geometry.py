@@ -11,25 +11,20 @@ from torch import Tensor
 
 from polyhead.analysis.capture import as_array, finite
 from polyhead.spec.optional import optional
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import shaped
 
 Array = np.ndarray
-METHODS = ("tsne", "pca")
 
 
-def embed(
-    codes: Float[Tensor, "b h"] | Float[Array, "b h"], method: str = "tsne", seed: int = 0
-) -> Float[Array, "b 2"]:
-    """A map of codes: two coordinates (b 2) per code.
+def embed(codes: Float[Tensor, "b h"] | Float[Array, "b h"], seed: int = 0) -> Float[Array, "b 2"]:
+    """A map of codes: two coordinates (b 2) per code, by Barnes-Hut t-SNE (van der Maaten & Hinton 2008).
 
-    `pca`: the two directions of largest variance.  `tsne`: Barnes-Hut t-SNE initialised with them (van der Maaten &
-    Hinton 2008).  Its perplexity is 30, or less for few codes.  It runs on one thread, so equal inputs give equal maps.
-    Raises ValueError for fewer than 4 codes, codes that are not finite, and an unknown method.
+    It begins with the two directions of largest variance.  Its perplexity is 30, or less for few codes.  It runs on one
+    thread, so equal inputs give equal maps.  Raises ValueError for fewer than 4 codes, and codes that are not finite.
     """
     x = finite(codes, "embed")
     if len(x) < 4:
         raise ValueError(f"embed: a map needs at least 4 codes, got {len(x)}")
-    one_of("embed", "method", method, METHODS)
     with optional("embed", "polyhead[report]"):
         from sklearn.decomposition import PCA
         from sklearn.manifold import TSNE
@@ -41,8 +36,6 @@ def embed(
     if flat:  # no variance: every code maps to one point
         return np.zeros((len(x), 2))
     plane = PCA(2, svd_solver="full").fit_transform(x)
-    if method == "pca":
-        return plane
     start = plane / plane[:, 0].std() * 1e-4
     tsne = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init=start.astype(np.float32), random_state=seed)
     with threadpool_limits(1):  # the order of sums depends on threads

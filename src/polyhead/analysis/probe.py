@@ -290,27 +290,17 @@ def probe_layers(
     >>> answers = [(batch.targets[:, -1, 0] > 0.5).long() for batch in batches]
     >>> rows = probe_layers((capture(model, batch) for batch in batches), answers, -1, -1)
 
-    Raises ValueError for batches with different layers, labels of another shape than their codes, and as `probe`.
+    Raises ValueError for batches with different layers, labels of another shape than the codes, and as `probe`.
     """
     if not 0 < test < 1:
         raise ValueError(f"probe_layers: test must be a share between 0 and 1 but is {test}")
-    parts_by_layer: dict[int, list[Array]] = {}
-    names: list[str] = []
     labels_of_batches: list[Array] = []
-    for i, (layers, batch_labels) in enumerate(zip(taps, labels, strict=True)):
-        names_here = [layer.name for layer in layers]
-        if i == 0:
-            names = names_here
-        elif names_here != names:
-            raise ValueError(f"probe_layers: {len(names)} layers in batch 0 but {len(layers)} others in batch {i}")
+    codes_by_layer: dict[tuple[int, str], list[Array]] = {}
+    for layers, batch_labels in zip(taps, labels, strict=True):
         labels_of_batches.append(as_array(batch_labels))
         for number, layer in enumerate(layers):
-            layer_codes = as_array(codes(layer, q_index, k_index))
-            parts_by_layer.setdefault(number, []).append(layer_codes)
-            shape = layer_codes.shape[:-1]
-            if labels_of_batches[-1].shape != shape:
-                got = labels_of_batches[-1].shape
-                raise ValueError(f"probe_layers: {shape} codes in batch {i} but labels of shape {got}")
+            parts = codes_by_layer.setdefault((number, layer.name), [])
+            parts.append(as_array(codes(layer, q_index, k_index)))
     if not labels_of_batches:
         raise ValueError("probe_layers: taps must be of at least one batch, got none")
 
@@ -321,10 +311,12 @@ def probe_layers(
     has_label = y >= 0
     train, held_out = ~is_tested[has_label], is_tested[has_label]
     rows = []
-    for layer_index, (name, parts) in enumerate(zip(names, parts_by_layer.values(), strict=True)):
-        x = np.concatenate(parts)[has_label]
-        scores = probe(x, y[has_label], train=train, test=held_out).scores
-        rows.append({"layer": layer_index, "name": name, **scores})
+    for (number, name), parts in codes_by_layer.items():
+        x = np.concatenate(parts)
+        if x.shape[:-1] != y.shape:
+            raise ValueError(f"probe_layers: {x.shape[:-1]} codes in layer {number} but labels of shape {y.shape}")
+        scores = probe(x[has_label], y[has_label], train=train, test=held_out).scores
+        rows.append({"layer": number, "name": name, **scores})
     return rows
 
 
@@ -349,17 +341,10 @@ def clusters(
         layers, batch = query_codes(
             model, drawn, split, sequences, pairs=pairs, seed=seed, purpose="maps", device=device
         )
-        rows += cluster_rows(layers, batch, view, neighbours)
-    return rows
-
-
-def cluster_rows(layers: Sequence[Float[Array, "b _"]], batch: Batch, pairs: str, neighbours: int) -> list[Row]:
-    """The rows of `clusters` for codes that `query_codes` gave, of the view `pairs`."""
-    rows: list[Row] = []
-    unique = distinct(batch)  # equal sequences are no further evidence
-    for layer, layer_codes in enumerate(layers):
-        for target, labels in targets(batch).items():
-            share, chance = purity(layer_codes[unique], labels[unique], neighbours=neighbours)
-            numbers = {"purity": share, "chance": chance, "n": len(unique)}
-            rows.append({"pairs": pairs, "layer": layer, "target": target, **numbers})
+        unique = distinct(batch)  # equal sequences are no further evidence
+        for layer, layer_codes in enumerate(layers):
+            for target, labels in targets(batch).items():
+                share, chance = purity(layer_codes[unique], labels[unique], neighbours=neighbours)
+                numbers = {"purity": share, "chance": chance, "n": len(unique)}
+                rows.append({"pairs": view, "layer": layer, "target": target, **numbers})
     return rows

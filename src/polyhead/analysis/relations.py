@@ -8,7 +8,7 @@ They are recomputed from the taps of one forward pass, so no layer stores a t x 
 """
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float
@@ -28,17 +28,9 @@ class GroupLook:
     """One group of heads in one layer.  `relations` and `assignments` are None if the group has none."""
 
     kind: str  # "softmax", "relational", ...
-    attention: Float[Array, "h t s"]
-    relations: Float[Array, "r t s"] | None
-    assignments: Float[Array, "s _ n"] | None
-
-    def __repr__(self) -> str:
-        text = f"{self.kind}: attention {self.attention.shape}"
-        if self.relations is not None:
-            text += f", relations {self.relations.shape}"
-        if self.assignments is not None:
-            text += f", assignments {self.assignments.shape}"
-        return text
+    attention: Float[Array, "h t s"] = field(repr=False)
+    relations: Float[Array, "r t s"] | None = field(repr=False)
+    assignments: Float[Array, "s _ n"] | None = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -46,12 +38,9 @@ class LayerLook:
     """One attention layer: queries `receivers` (t names) attend to keys `senders` (s names), group by group."""
 
     name: str  # "layer 1"; in an encoder-decoder "encoder 1", "decoder 1", "cross 1"
-    receivers: Names
-    senders: Names
+    receivers: Names = field(repr=False)
+    senders: Names = field(repr=False)
     groups: tuple[GroupLook, ...]
-
-    def __repr__(self) -> str:
-        return f"LayerLook({self.name}: {'; '.join(map(repr, self.groups))})"
 
 
 def look(model: nn.Module, batch: Batch, *, sample: int = 0, task: Task | None = None) -> list[LayerLook]:

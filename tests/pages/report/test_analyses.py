@@ -22,8 +22,7 @@ RAVEN = Sraven(features=2, values=5)
 def _small():
     with pytest.MonkeyPatch.context() as patch:
         small(patch)
-        embed = codes.embed
-        patch.setattr(codes, "embed", lambda points, method, seed: embed(points, "pca", seed))  # t-SNE takes its time
+        patch.setattr(codes, "embed", lambda points, seed: points[:, :2])  # t-SNE takes its time
         yield
 
 
@@ -57,15 +56,6 @@ def test_zeroed_heads_are_those_of_the_analysis(raven):
     _, models, page, _ = raven
     rows = [zero_heads(model, RAVEN, sequences=30, seed=seed) for seed, model in enumerate(models)]
     assert page.cells("layer 2, all heads: fall") == [over_seeds([by_run[-1]["drop"] for by_run in rows])]
-    strongest = [max(row["drop"] for row in by_run[1:4]) for by_run in rows]
-    assert page.cells("layer 1, strongest head: fall") == [over_seeds(strongest)]
-
-
-def test_rules_and_maps_are_drawn(raven):
-    page = raven[2]
-    assert "Which rules share a code?" in page.words
-    assert "layer 2, last_row, centred</text>" in page.figure("rules-hyla-seed-0")
-    assert "distribute-three</text>" in page.figure("map-hyla-seed-0")
 
 
 def test_swapped_codes_have_the_test_of_the_protocol(tmp_path):
@@ -85,18 +75,16 @@ def test_every_figure_is_a_file_with_the_same_name(raven):
     _, _, page, figures = raven
     names = set(re.findall(r'<figure id="([^"]+)"', page.content))
     assert {path.name for path in figures.iterdir()} == {f"{n}.{kind}" for n in names for kind in ("png", "svg")}
-    assert {"results", "curves-loss", "probes", "clusters", "heads"} <= names
+    assert {"results", "curves-loss", "probes", "heads", "map-hyla-seed-0"} <= names
+    assert "distribute-three</text>" in page.figure("map-hyla-seed-0")
 
 
-def test_ids_of_a_page_are_unlike(raven):
-    ids = re.findall(r'\bid="([^"]+)"', raven[2].content)
-    assert len(ids) == len(set(ids))
-
-
-def test_figures_are_well_formed_and_follow_the_theme(raven):
+def test_figures_are_well_formed_and_follow_the_theme_and_ids_are_unlike(raven):
     for svg in re.findall(r"<svg.*?</svg>", raven[2].content, flags=re.DOTALL):
         xml.dom.minidom.parseString(svg)
         assert "var(--ink" in svg
+    ids = re.findall(r'\bid="([^"]+)"', raven[2].content)
+    assert len(ids) == len(set(ids))
 
 
 # ----------------------------------------------------------------------------------------------------------- attention

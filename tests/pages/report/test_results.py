@@ -97,14 +97,14 @@ def test_numbers_that_are_not_finite_are_left_out_of_curves(tmp_path):
 
 
 def test_labels_name_heads_and_what_tells_equal_heads_apart(tmp_path):
-    mixed = (ph.Softmax(2), ph.Linear(2, normalise="rms_heads"))
+    mixed = (ph.Softmax(2), ph.Linear(2))
     made = [
         fabricate(tmp_path, run_of("hyla"), None),
         fabricate(tmp_path, run_of("hyla", seed=1, lr=3e-3), None),
         fabricate(tmp_path, run_of("linear", heads=mixed), None),
     ]
     labels = [group.label for group in runs.groups(runs.read(made))]
-    assert labels == ["HYLA · lr=0.001", "HYLA · lr=0.003", "Softmax 2 + Linear 2 (normalise rms_heads)"]
+    assert labels == ["HYLA · lr=0.001", "HYLA · lr=0.003", "Softmax 2 + Linear 2"]
 
 
 def test_splits_have_the_names_of_the_task_and_the_most_telling_one_is_the_headline(tmp_path):

@@ -24,7 +24,7 @@ from polyhead.ops.call import Masks
 Array = np.ndarray
 # The largest number of tokens that a page shows.
 TOKENS = 512
-# The largest number of bytes in a page; large models show fewer tokens.
+# The largest number of bytes for pairs in a page; large models show fewer tokens.
 NUMBERS = 20_000_000
 
 
@@ -155,10 +155,9 @@ def _stored(count: int, causal: bool) -> Array:
 
 
 def _tokens_that_fit(groups: Sequence[GroupTaps], tokens: int, causal: bool) -> int:
-    """The number of tokens whose numbers fit into a page."""
+    """The number of tokens the numbers of whose pairs fit into a page."""
     all_pairs = _stored(tokens, causal)
     planes = 0  # of a number for each pair
-    per_token = 0
     for group in groups:
         planes += group.q.shape[2]
         if group.relates and group.q_rel is not None:
@@ -166,14 +165,8 @@ def _tokens_that_fit(groups: Sequence[GroupTaps], tokens: int, causal: bool) -> 
         hidden = _hidden(group, all_pairs)
         if hidden is not None:
             planes += len(hidden)
-        if group.assignments is not None:
-            per_token += group.assignments[0, 0].numel()
-    # Fewer tokens until all their numbers fit.
     count = min(tokens, TOKENS)
-    while count > 1:
-        pairs = count * (count + 1) // 2 if causal else count**2
-        if pairs * planes + count * per_token <= NUMBERS:
-            break
+    while count > 1 and planes * _stored(count, causal).sum() > NUMBERS:
         count -= 1
     return count
 

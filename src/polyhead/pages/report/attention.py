@@ -64,14 +64,8 @@ def _drawings(entry: Entry, label: str, draft: Draft) -> list:
                 title = f"Input {i + 1}, {layer.name}: {kind}."
                 if len(panels) > MAX_MATRICES:
                     title += f" The first {MAX_MATRICES} of {len(panels)}."
-                figure = figures.heat(
-                    panels[:MAX_MATRICES],
-                    label=kind,
-                    columns=4,
-                    grouped=False,
-                    numbers=False,
-                    names_once=True,
-                )
+                shown = panels[:MAX_MATRICES]
+                figure = figures.heat(shown, label=kind, columns=4, grouped=False, numbers=False)
                 name = slug(label, entry.run.seed, "example", i + 1, layer.name, kind)
                 drawings.append(draft.add(name, figure, title))
     return drawings
@@ -79,9 +73,8 @@ def _drawings(entry: Entry, label: str, draft: Draft) -> list:
 
 def matrices(layer: LayerLook) -> dict[str, list[Panel]]:
     """All matrices of a layer by kind: attention of each head, relations, symbols of each symbolic head."""
-    attention: list[Panel] = []
-    relations: list[Panel] = []
-    symbols: list[Panel] = []
+    panels: dict[str, list[Panel]] = {"attention": [], "relations": [], "symbols": []}
+    attention, relations, symbols = panels.values()
     queries, keys = layer.receivers[-MAX_TOKENS:], layer.senders[-MAX_TOKENS:]
     for group in layer.groups:
         for values in group.attention[:, -MAX_TOKENS:, -MAX_TOKENS:]:
@@ -92,13 +85,7 @@ def matrices(layer: LayerLook) -> dict[str, list[Panel]]:
         if group.assignments is not None:
             for values in group.assignments.transpose(1, 0, 2):
                 numbers = [""] * values.shape[1]  # a name for the first symbol and each eighth
-                numbers[0] = "1"
-                for i in range(7, len(numbers), 8):
+                for i in (0, *range(7, len(numbers), 8)):
                     numbers[i] = str(i + 1)
                 symbols.append((f"symbols, head {len(symbols) + 1}", values[-MAX_TOKENS:], keys, numbers))
-    panels = {"attention": attention}
-    if relations:
-        panels["relations"] = relations
-    if symbols:
-        panels["symbols"] = symbols
-    return panels
+    return {kind: of_kind for kind, of_kind in panels.items() if of_kind}

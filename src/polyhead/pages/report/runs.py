@@ -19,8 +19,6 @@ from polyhead.tasks.base import Task
 from polyhead.tasks.task import Score
 from polyhead.train.store import folder as store
 
-# Fields of heads that are part of their label where they are not the default.
-OPTIONS = ("normalise", "act", "value_depth", "relations", "relation_act", "symmetric", "relation_init")
 # Splits by how informative their score is, best first. `*`: names of a user's own.
 SPLIT_ORDER = ("compositional", "novel", "*", "iid", "validation", "train")
 LARGEST_STEP = 2**53
@@ -227,7 +225,7 @@ def different_settings(seed_groups: Sequence[SeedGroup]) -> list[list[str]]:
 
 
 def mechanism(model: Model) -> str:
-    """ "HYLA", "Linear (normalise rms_heads)", "Softmax 4 + HYLA 4", or one such name per layer.
+    """ "HYLA", "Softmax 4 + HYLA 4", or one such name per layer.
 
     If encoder and decoder differ: "Softmax 2 + Relational 2, decoder Softmax".
     """
@@ -243,23 +241,12 @@ def mechanism(model: Model) -> str:
 
 
 def _heads_label(heads: Sequence[Mechanism]) -> str:
-    """The names of the groups of one layer, with numbers if there are several, and options other than defaults."""
+    """The names of the groups of one layer, with numbers if there are several."""
     names = []
     for group in heads:
-        default = type(group)()
-        options = []
-        for field in OPTIONS:
-            value = getattr(group, field, None)
-            if value != getattr(default, field, None):
-                options.append(f"{field.replace('_', ' ')} {value}")
-        symbols = getattr(group, "symbols", None)
-        if type(symbols) is not type(getattr(default, "symbols", None)):
-            options.append(type(symbols).__name__)
         name = mechanism_label(type(group).__name__.lower())
         if len(heads) > 1:
             name += f" {group.heads}"
-        if options:
-            name += f" ({', '.join(options)})"
         names.append(name)
     return " + ".join(names)
 
