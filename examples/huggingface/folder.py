@@ -1,4 +1,4 @@
-"""From a run folder to the Auto classes, offline: a language model, its backbone, a classifier trained by the Trainer.
+"""From a run folder to the Auto classes, offline: a language model, its backbone, and the Trainer.
 
 pip install 'polyhead[hf]'
 python examples/huggingface/folder.py
@@ -28,19 +28,19 @@ def train(folder: pathlib.Path, steps: int) -> None:
     hf.to_folder(folder / "run", folder / "exported")
 
 
-def classify(folder: pathlib.Path, steps: int) -> float:
-    """How many of 32 rows a new classifier knows after training: is the last byte a vowel?"""
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "exported", num_labels=2)
-    rows = [TEXT[first : first + 8] for first in range(32)]
+def tune(folder: pathlib.Path, steps: int) -> tuple[float, float]:
+    """The loss of another text before and after the Trainer has seen it."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder / "exported")
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "exported")
-    data = [{**tokenizer(row), "labels": int(row[-1] in "aeiou")} for row in rows]
+    ids = tokenizer("five six, pick up sticks;", return_tensors="pt")["input_ids"][0]
+    data = [{"input_ids": ids, "labels": ids}] * 8
     how = transformers.TrainingArguments(
-        folder / "classifier", max_steps=steps, learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True
+        folder / "tuned", max_steps=steps, learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True
     )
-    trainer = transformers.Trainer(model, how, train_dataset=data, processing_class=tokenizer)
+    trainer = transformers.Trainer(model, how, train_dataset=data, eval_dataset=data)
+    before = trainer.evaluate()["eval_loss"]
     trainer.train()
-    said = torch.as_tensor(trainer.predict(data).predictions).argmax(-1)
-    return (said == torch.tensor([row["labels"] for row in data])).float().mean().item()
+    return before, trainer.evaluate()["eval_loss"]
 
 
 def main(steps: int = 60) -> dict[str, object]:
@@ -54,10 +54,10 @@ def main(steps: int = 60) -> dict[str, object]:
         return {
             "AutoConfig": config.settings.heads,
             "AutoModel": (tuple(out.last_hidden_state.shape), len(out.hidden_states), tuple(out.attentions[0].shape)),
-            "AutoModelForSequenceClassification": classify(folder, steps),
+            "Trainer": tune(folder, steps),
         }
 
 
 if __name__ == "__main__":
     for name, value in main().items():
-        print(f"{name:36}{value}")
+        print(f"{name:12}{value}")

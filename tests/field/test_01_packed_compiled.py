@@ -56,10 +56,6 @@ REFUSED = {
     "zeros at the end": ({"attention_mask": torch.tensor([[1, 1, 1, 1, 0]])}, "must come without padding"),
     "numbers of samples": ({"attention_mask": torch.tensor([[1, 1, 1, 2, 2]])}, "must be 1 at tokens and 0 at padding"),
     "not from 0": ({"position_ids": PACKED + 1}, "must count from 0 in each of the sequences"),
-    "other edges": (
-        {"cu_seq_lens_q": torch.tensor([0, 2, 5], dtype=torch.int32)},
-        "must restart where cu_seq_lens_q says so",
-    ),
 }
 
 

@@ -47,14 +47,12 @@ def llama(dtype=F64, std=0.3, **options):
     return foreign(dtype=dtype, std=std, **{"attention_bias": True, **options})
 
 
-def ours(kind="PolyheadForCausalLM", *, num_labels=None, pad_token_id=None, **changes):
+def ours(kind="PolyheadForCausalLM", **changes):
     """A model of ours in transformers, in evaluation."""
     fields = {"inputs": Tokens(COUNT), "outputs": Logits(COUNT), "dim": 16, "layers": 2, "causal": True}
     fields |= {"max_length": 24, "heads": (Softmax(2), Hyla(2)), "positions": Rotary()}
-    labels = {} if num_labels is None else {"num_labels": num_labels}
     torch.manual_seed(0)
-    config = hf.PolyheadConfig(TransformerConfig(**{**fields, **changes}), pad_token_id=pad_token_id, **labels)
-    return getattr(hf, kind)(config).eval()
+    return getattr(hf, kind)(hf.PolyheadConfig(TransformerConfig(**{**fields, **changes}))).eval()
 
 
 def tokens(b=2, t=7, seed=1):

@@ -8,8 +8,6 @@ from refusals import refusing
 from tiny_transformers import COUNT, SMALL, foreign, hf, llama, tokens, transformers
 from torch import nn
 
-import polyhead as ph
-
 HF_BERT = {key: value for key, value in SMALL.items() if key not in ("num_key_value_heads", "eos_token_id")}
 
 
@@ -57,10 +55,10 @@ def test_a_name_for_one_part_of_a_composed_model():
     model, ids = transformers.EncoderDecoderModel(config).eval(), tokens(1, 6)
     inputs = {"input_ids": ids, "decoder_input_ids": ids.flip(1)}
     model.set_attn_implementation({"decoder": "polyhead_hyla"})
-    layers = hf.verify(model, inputs).layers
+    layers = hf.verify(model, inputs)
     assert len(layers) == 6
-    of_kinds = {layer.kind: (layer.ours, layer.heads) for layer in layers}
-    assert of_kinds == {"BertAttention": (False, "its own"), "GPT2Attention": (True, "polyhead_hyla")}
+    for name, heads in layers.items():
+        assert heads == ("its own" if name.startswith("encoder") else "polyhead_hyla")
     changed = {**inputs, "decoder_input_ids": inputs["decoder_input_ids"].clone()}
     changed["decoder_input_ids"][:, -1] += 1
     change = (model(**inputs).logits - model(**changed).logits).abs().amax((0, 2))
@@ -85,22 +83,9 @@ def test_verify_refuses_a_layer_that_computes_attention_itself():
         hf.verify(model)
 
 
-def test_verify_counts_calls():
-    """A swapped model is in its docstring."""
-    shared = transformers.AlbertModel(transformers.AlbertConfig(embedding_size=8, **HF_BERT))
-    shared.set_attn_implementation("polyhead_hyla")  # one layer that is called twice
-    assert [(x.calls, x.heads, x.ours) for x in hf.verify(shared).layers] == [(2, "polyhead_hyla", True)]
-    plain = hf.verify(bert())
-    assert [(x.calls, x.heads, x.ours) for x in plain.layers] == [(1, "its own", False)] * 2
-    assert repr(plain).splitlines()[0] == "BertModel: 0 of 2 attention layers are ours"
-    own = ph.Transformer(ph.TransformerConfig(ph.Tokens(9), ph.Logits(9), dim=8, layers=2, heads=ph.Hyla(2)))
-    layers = hf.verify(own, inputs=torch.ones(1, 3, dtype=torch.long)).layers
-    assert [(x.heads, x.ours) for x in layers] == [("HylaHeads", True)] * 2
-
-
 def test_verify_changes_no_mode_and_no_random_state():
     model, before = llama().train(), torch.get_rng_state()
-    hf.verify(model)
+    assert list(hf.verify(model).values()) == ["its own"] * 2
     assert model.training
     assert torch.equal(torch.get_rng_state(), before)
     assert not any(module._forward_hooks for module in model.modules())

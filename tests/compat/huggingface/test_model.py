@@ -96,7 +96,7 @@ MISTAKES = {
     "unknown kind 'Os'": lambda data: data["transformer"]["heads"][0].update(kind="Os"),
     "PolyheadConfig: transformer: unknown field": lambda data: data["transformer"].update(kind="Train"),
     "vocab_size must be 50 as in its `transformer`, got 60": lambda data: data.update(vocab_size=60),
-    "the model must be causal, from Tokens to Logits": lambda data: data["transformer"].update(causal=False),
+    "the model must be causal and end in Logits": lambda data: data["transformer"].update(causal=False),
 }
 
 

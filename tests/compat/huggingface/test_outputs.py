@@ -1,4 +1,4 @@
-"""Our models in transformers: the backbone, text classifiers, and additional outputs."""
+"""Our models in transformers: the backbone, and additional outputs."""
 
 import pytest
 import torch
@@ -14,7 +14,6 @@ MIXED = {"heads": (ph.Softmax(1), ph.Linear(1), ph.Hyla(2))}
 DUAL = {"heads": (ph.Softmax(2), ph.Relational(2)), "positions": ph.Learned(), "norm_order": "post"}
 SCALED = {"inputs": ph.Tokens(COUNT, scaled=True), "outputs": ph.Logits(COUNT, tied=True)}
 WINDOW = {"heads": (ph.Hyla(4),), "window": 2, **SCALED}
-CLASSES = "PolyheadForSequenceClassification"
 
 
 def make(kind="PolyheadForCausalLM", **changes):
@@ -101,62 +100,8 @@ def test_embeddings_in_place_of_tokens():
             model(**wrong)
 
 
-# --------------------------------------------------------------------------------------------------- texts and labels
-@torch.no_grad()
-def test_the_class_is_read_off_the_last_real_token(tmp_path):
-    make().save_pretrained(tmp_path)
-    torch.manual_seed(0)
-    auto = transformers.AutoModelForSequenceClassification
-    model, told = auto.from_pretrained(tmp_path, num_labels=3, pad_token_id=0, output_loading_info=True)
-    assert told["missing_keys"] == {"score.weight"}
-    assert 0.5 < model.score.weight.std() / 16**-0.5 < 1.5
-    ids = tokens(3, 6)
-    alone = [model(row[None, :length]).logits[0] for row, length in zip(ids, (6, 3, 4), strict=True)]
-    right, left = ids.clone(), torch.zeros_like(ids)
-    for i, length in enumerate((6, 3, 4)):
-        right[i, length:] = 0
-        left[i, 6 - length :] = ids[i, :length]
-    assert_close(model(right).logits, torch.stack(alone))
-    for padded in (right, left):
-        assert_close(model(padded, (padded != 0).long()).logits, torch.stack(alone))
-    x = model.model(ids[:1])
-    assert_close(alone[0], model.score(x)[0, -1])
-    model.config.pad_token_id = None
-    with refusing("PolyheadForSequenceClassification: give attention_mask or set config.pad_token_id"):
-        model(ids)
-    model.save_pretrained(tmp_path / "fine")
-    again = auto.from_pretrained(tmp_path / "fine")
-    assert again.num_labels == 3
-    assert torch.equal(again(ids[:1]).logits[0], alone[0])
-
-
-def test_the_loss_of_classes():
-    model, ids, labels = make(CLASSES, num_labels=3), tokens(2, 5), torch.tensor([2, 0])
-    ones = torch.ones_like(ids)
-    out = model(ids, ones, labels=labels)
-    assert_close(out.loss, F.cross_entropy(out.logits, labels))
-    several = torch.tensor([[1.0, 0, 1], [0, 0, 1]])
-    model.config.problem_type = None
-    assert_close(model(ids, ones, labels=several).loss, F.binary_cross_entropy_with_logits(out.logits, several))
-    balanced = make(CLASSES, num_labels=3, feedforward=ph.Experts(2, 1, 8, balance=3.0))
-    loss = balanced.train()(ids, ones, labels=labels).loss
-    assert_close(loss, balanced.eval()(ids, ones, labels=labels).loss + balanced.model.auxiliary_loss())
-
-
-def test_a_model_with_classes_of_its_own_keeps_its_map(tmp_path):
-    model = make(CLASSES, outputs=ph.Classes(4), causal=False)
-    ids, mask = tokens(2, 5), torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
-    assert (model.score, model.num_labels) == (None, 4)
-    with torch.no_grad():
-        assert_close(model(ids, mask).logits[0], model.model(ids[:1, :3])[0, 0])
-    model.save_pretrained(tmp_path)
-    again = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path)
-    assert (again.config.vocab_size, again.config.settings.outputs) == (model.config.vocab_size, ph.Classes(4))
-    assert torch.equal(again(ids).logits, model(ids).logits)
-
-
 # ----------------------------------------------------------------------------------------------------------- mistakes
-@pytest.mark.parametrize("kind", ["PolyheadModel", CLASSES, "PolyheadForCausalLM"])
+@pytest.mark.parametrize("kind", ["PolyheadModel", "PolyheadForCausalLM"])
 def test_models_that_cannot_be_made(kind):
     with refusing(f"{kind}: the model must read Tokens, without an encoder, got Vectors(size=3"):
         make(kind, inputs=ph.Vectors(3))

@@ -5,7 +5,8 @@
 
 Different here: the package's output projections, one per kind of heads, are the diagonal blocks of one projection.
 Biases that it does not have are 0.  Its gelu is our gelu_tanh.  In training it applies dropout twice to attention
-outputs.  Its dual language model ignores `bias`, and so do we.  An option without an equivalent in ours is an error.
+outputs.  Its dual language model ignores `bias`, and so do we.  Its other kinds of heads, biases of heads and shared
+queries, and any option without an equivalent in ours, are an error.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyhead.compat.dual_attention.arguments import layout_of
+from polyhead.compat.dual_attention.arguments import settings_of
 from polyhead.compat.dual_attention.tensors import of_model
 from polyhead.compat.mapping import fill, uncompiled
 from polyhead.models.transformer import Transformer
@@ -32,8 +33,9 @@ def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = No
     """
     state = uncompiled(state_dict)
     try:
-        layout = layout_of({**(config or {}), **arguments})
-        if layout.source is None:  # the package has retrievers that no head reads
+        options = {**(config or {}), **arguments}
+        settings = settings_of(options)
+        if not options.get("n_heads_ra"):  # the package has retrievers that no head reads
             state = {key: value for key, value in state.items() if "symbol_retrievers" not in key}
         for key, value in state.items():
             if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -42,10 +44,10 @@ def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = No
             raise ValueError("the state dict is empty")
         # The model gets the dtype and the device of its file; every parameter is then filled from it.
         like = next(iter(state.values()))
-        model = Transformer(layout.settings, device="meta", dtype=like.dtype).to_empty(device=like.device)
+        model = Transformer(settings, device="meta", dtype=like.dtype).to_empty(device=like.device)
     except (TypeError, ValueError) as error:  # TypeError: an argument of another type
         raise ValueError(f"dual_attention.load: {error}") from None
-    fill("dual_attention.load", model, list(of_model(model, layout)), state)
+    fill("dual_attention.load", model, list(of_model(model, is_dual="n_heads_ra" in options)), state)
     return model
 
 

@@ -12,12 +12,11 @@ from polyhead.spec.optional import optional
 
 with optional("polyhead.compat.huggingface", "polyhead[hf]"):
     from polyhead.compat.huggingface import heads, model
-    from polyhead.compat.huggingface.calls import Verified, verify
+    from polyhead.compat.huggingface.calls import verify
     from polyhead.compat.huggingface.config import PolyheadConfig
     from polyhead.compat.huggingface.heads import NAMES, register, swap_heads, with_heads
     from polyhead.compat.huggingface.model import (
         PolyheadForCausalLM,
-        PolyheadForSequenceClassification,
         PolyheadModel,
         from_run,
         to_folder,
@@ -28,9 +27,7 @@ __all__ = [
     "NAMES",
     "PolyheadConfig",
     "PolyheadForCausalLM",
-    "PolyheadForSequenceClassification",
     "PolyheadModel",
-    "Verified",
     "capture",
     "from_run",
     "model",

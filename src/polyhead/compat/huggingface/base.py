@@ -11,7 +11,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.compat.huggingface.inputs import place_tokens
-from polyhead.config import Tokens, TransformerConfig
+from polyhead.config import Tokens
 from polyhead.layers.positions import Constant
 from polyhead.models.inputs_outputs import TiedOutput
 from polyhead.models.transformer import Transformer
@@ -19,9 +19,6 @@ from polyhead.models.transformer import Transformer
 _NEW_NAME = "cache" in BaseModelOutputWithPast.__dataclass_fields__
 CACHE_NAME = "cache" if _NEW_NAME else "past_key_values"
 """The name of the cache among arguments and outputs of transformers' models: it changed in version 5.24."""
-
-PACKING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
-"""Arguments that collators of packed sequences add for some kernels; the edges are compared with the positions."""
 
 
 class PolyheadPreTrainedModel(transformers.PreTrainedModel):
@@ -39,12 +36,16 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
     model: Transformer
 
     def __init__(self, config: PolyheadConfig, *, outputs: bool = True) -> None:
+        settings = config.settings
+        if not isinstance(settings.inputs, Tokens) or settings.encoder is not None:
+            name = type(self).__name__
+            raise ValueError(f"{name}: the model must read Tokens, without an encoder, got {settings.inputs}")
         super().__init__(config)
-        self.model = Transformer(config.settings, outputs=outputs)
+        self.model = Transformer(settings, outputs=outputs)
         # A backbone reads the file of a whole model, and does not miss its outputs.
         if not outputs:
             self._keys_to_ignore_on_load_unexpected = [r"^model\.outputs\."]
-        self.gradient_checkpointing = config.settings.checkpoint
+        self.gradient_checkpointing = settings.checkpoint
         # Further names of a parameter -> its first name: the table of tokens and logits, or what a user's layers share.
         self._tied_weights_keys = {}
         first_names: dict[Tensor, str] = {}
@@ -122,14 +123,12 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         *,
         tail: int | None = None,
         lazy: bool = False,
-        packs: bool = True,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Our transformer's output for tokens or embeddings, and further fields of transformers' outputs: the cache,
         the stream before each block and the final one, and the latent codes of all pairs (b h t s).
 
-        `caches`: what came as `cache` and as `past_key_values`.  `options` may have the edges of packed sequences, and
-        no names but the `known`.  `tail`: only the last positions.  `lazy`: the stream after the last norm in place of
-        the outputs.  `packs=False` refuses packed sequences.
+        `caches`: what came as `cache` and as `past_key_values`.  `options` may have no names but the `known`.
+        `tail`: only the last positions.  `lazy`: the stream after the last norm in place of the outputs.
         """
         name = type(self).__name__
         states, taps = self._requested(options, known)
@@ -139,8 +138,7 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
         cache = select_cache(name, *caches)
         if use_cache and cache is None:
             cache = PolyheadCache(len(self.model.blocks))
-        boundaries = options.get("cu_seq_lens_q")
-        placement = place_tokens(name, inputs, attention_mask, position_ids, cache, boundaries, packs=packs)
+        placement = place_tokens(name, inputs, attention_mask, position_ids, cache)
         # A requested stream must be complete, and so must packed sequences: then the tail is cut out afterwards.
         model_tail = None
         if tail is not None and states is None and placement.cu_seqlens is None:
@@ -171,25 +169,6 @@ class PolyheadPreTrainedModel(transformers.PreTrainedModel):
             fields["attentions"] = tuple(codes)
         return result, fields
 
-    def _loss(
-        self,
-        labels: Tensor | None,
-        balance_share: Tensor | float = 1.0,
-        compared: Tensor | None = None,
-        **options: object,
-    ) -> Tensor | None:
-        """The loss by `loss_function`, 0 if none of the labels (`compared`: of the logits) is scored; and in training
-        `balance_share` of the load-balance loss of mixtures of experts."""
-        if labels is None:
-            return None
-        # The library chooses the loss by the class and the configuration; a user may have set another.
-        loss: Tensor = self.loss_function(labels=labels, **options)
-        if not labels.is_floating_point():
-            # A mean over no label is 0 / 0, but a micro-batch without labels adds nothing.
-            is_scored = (labels if compared is None else compared) != -100
-            loss = torch.where(is_scored.any(), loss, 0.0)
-        return loss + balance_share * self.model.auxiliary_loss() if self.training else loss
-
 
 def select_cache(model: str, cache: object, past_key_values: object) -> PolyheadCache | None:
     """The cache, under its name of today or of before.  Raises ValueError for a cache of another kind."""
@@ -200,9 +179,3 @@ def select_cache(model: str, cache: object, past_key_values: object) -> Polyhead
     if cache is not None and not isinstance(cache, PolyheadCache):
         raise ValueError(f"{model}: the cache must be a PolyheadCache but is a {type(cache).__name__}")
     return cache
-
-
-def check_tokens(model: str, settings: TransformerConfig) -> None:
-    """Raise ValueError unless a model reads tokens and has no encoder."""
-    if not isinstance(settings.inputs, Tokens) or settings.encoder is not None:
-        raise ValueError(f"{model}: the model must read Tokens, without an encoder, got {settings.inputs}")

@@ -1,13 +1,12 @@
-"""Which attention layers of a transformers model compute our heads: a table, and the refusal of models that cannot.
+"""Which attention layers of a transformers model compute our heads, and the refusal of models that cannot.
 
-    verify(model)           a tiny forward pass; a row for each attention layer: its calls, and what it computes
+    verify(model)           a tiny forward pass; for each attention layer, what computed it
 
 `attn_implementation` is a string in a configuration.  An architecture that computes attention itself ignores it: it
 would remain softmax attention, without a word.  Such models are refused when the name is chosen.
 """
 
 import functools
-from collections import Counter
 from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -20,8 +19,6 @@ from transformers.masking_utils import sdpa_mask
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from polyhead.compat.huggingface.taps import EAGER, inputs_by_name, is_polyhead
-from polyhead.compat.torch_mha.module import MultiheadAttention as DropIn
-from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.taps import looking
 from polyhead.ops.readable import is_readable
 
@@ -43,8 +40,7 @@ class Calls:
     """The attention calls of one forward pass."""
 
     heads: dict[nn.Module, str] = field(default_factory=dict)  # of modules that called our function
-    counts: Counter[nn.Module] = field(default_factory=Counter)  # how often they called it
-    modules: Counter[nn.Module] = field(default_factory=Counter)  # calls of modules of a class named ...Attention
+    modules: set[nn.Module] = field(default_factory=set)  # called modules of a class named ...Attention
 
 
 _CALLS: ContextVar[Calls | None] = ContextVar("calls", default=None)
@@ -57,7 +53,6 @@ def note(module: nn.Module, heads: str) -> None:
     calls = _CALLS.get()
     if calls is not None:
         calls.heads[module] = heads
-        calls.counts[module] += 1
 
 
 # -------------------------------------------------------------------------------------------------------------- refusal
@@ -108,60 +103,28 @@ def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
 
 
 # --------------------------------------------------------------------------------------------------------------- verify
-@dataclass(frozen=True)
-class Layer:
-    """An attention layer in one forward pass; `heads`: what computed it, ours or another implementation."""
-
-    name: str
-    kind: str
-    calls: int
-    heads: str
-    ours: bool
-
-
-@dataclass(frozen=True)
-class Verified:
-    """The attention layers of a model, in its order; printed as a table."""
-
-    model: str
-    layers: tuple[Layer, ...]
-
-    def __repr__(self) -> str:
-        rows = [("layer", "class", "calls", "ours", "heads")]
-        for layer in self.layers:
-            rows.append((layer.name, layer.kind, str(layer.calls), ("no", "yes")[layer.ours], layer.heads))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        count = sum(layer.ours for layer in self.layers)
-        lines = [f"{self.model}: {count} of {len(self.layers)} attention layers are ours"]
-        for row in rows:
-            lines.append("  ".join(map(str.ljust, row, widths)).rstrip())
-        return "\n".join(lines)
-
-
-def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **inputs: Any) -> Verified:
-    """Run one forward pass without gradients; list the attention layers, how often each was called, and which are ours.
+def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **inputs: Any) -> dict[str, str]:
+    """Run one forward pass without gradients; return what computed each attention layer that was called, by its name.
 
     >>> import transformers
     >>> from polyhead.compat.huggingface import register, swap_heads
     >>> register()
     >>> llama = transformers.LlamaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     >>> verify(swap_heads(transformers.LlamaForCausalLM(llama), [1], [Softmax(2), Hyla(2)]))
-    PolyheadLlamaForCausalLM: 1 of 2 attention layers are ours
-    layer                     class           calls  ours  heads
-    model.layers.0.self_attn  LlamaAttention  1      no    sdpa
-    model.layers.1.self_attn  LlamaAttention  1      yes   Softmax(2), Hyla(2)
+    {'model.layers.0.self_attn': 'sdpa', 'model.layers.1.self_attn': 'Softmax(2), Hyla(2)'}
 
-    `batch`: a mapping of inputs, or the main input alone; `inputs` adds inputs by name.  By default four tokens, an
-    image of noise, or both.  A compiled model runs uncompiled.
+    A layer that did not call our function has "its own" attention.  `batch`: a mapping of inputs, or the main input
+    alone; `inputs` adds inputs by name.  By default four tokens.  A compiled model runs uncompiled.
 
-    Raises ValueError if the configuration has heads but a layer did not call them, or if the model needs other inputs.
+    Raises ValueError if a layer has heads of ours, by name or in its configuration, but did not call them.
     """
-    needs_inputs = batch is None and not inputs
-    arguments = inputs_by_name(model, tiny_inputs(model) if needs_inputs else batch, inputs)
+    if batch is None and not inputs:
+        batch = torch.arange(1, 5)[None]
+    arguments = inputs_by_name(model, batch, inputs)
     calls, hooks = Calls(), []
 
     def count(module: nn.Module, *_: Any) -> None:
-        calls.modules[module] += 1
+        calls.modules.add(module)
 
     token = _CALLS.set(calls)
     try:
@@ -170,11 +133,6 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
                 hooks.append(module.register_forward_hook(count))
         with looking(model), torch.compiler.set_stance("force_eager"):
             model(**arguments)
-    except RuntimeError as error:
-        if not needs_inputs:
-            raise
-        reason = " ".join(str(error).split())
-        raise ValueError(f"verify: {type(model).__name__} must be given inputs by name ({reason})") from error
     finally:
         for hook in hooks:
             hook.remove()
@@ -182,7 +140,7 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
     # torch.compile wraps the model; names of layers are those of the model inside.
     model = getattr(model, "_orig_mod", model)
     check_calls(model, calls)
-    return Verified(type(model).__name__, called_layers(model, calls))
+    return called_layers(model, calls)
 
 
 def check_calls(model: nn.Module, calls: Calls) -> None:
@@ -198,45 +156,19 @@ def check_calls(model: nn.Module, calls: Calls) -> None:
             raise ValueError(f"polyhead: layer {i} of {name} must call the heads of its configuration")
 
 
-def called_layers(model: nn.Module, calls: Calls) -> tuple[Layer, ...]:
-    """The attention layers that were called.  Raises ValueError for one that has a name of ours but ignored it."""
+def called_layers(model: nn.Module, calls: Calls) -> dict[str, str]:
+    """What computed the layers that were called.  Raises ValueError for one with a name of ours that ignored it."""
     # A module that contains, or is part of, one that called us is no further layer; nor is a part of another layer.
     covered = {part for module in calls.heads for part in module.modules()}
-    layers = []
+    layers = {}
     for name, module in model.named_modules():
-        kind = type(module).__name__
         if module in calls.heads:
-            heads = calls.heads[module]
-            layers.append(Layer(name, kind, calls.counts[module], heads, heads != STOCK))
+            layers[name] = calls.heads[module]
         elif module in calls.modules and module not in covered and covered.isdisjoint(module.modules()):
             implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)
             if is_polyhead(implementation):
+                kind = type(module).__name__
                 raise ValueError(f"polyhead: {name} ({kind}) must call {implementation!r} but computes it itself")
-            groups = module.groups if isinstance(module, (MultiHeadAttention, DropIn)) else ()
-            heads = ", ".join(type(group).__name__ for group in groups)
-            layers.append(Layer(name, kind, calls.modules[module], heads or "its own", bool(groups)))
+            layers[name] = "its own"
             covered.update(module.modules())
-    return tuple(layers)
-
-
-def tiny_inputs(model: Any) -> dict[str, Any]:
-    """Inputs for a model of tokens, of images or, as CLIP, of both.  Raises ValueError for one of other inputs."""
-    main, config = getattr(model, "main_input_name", None), getattr(model, "config", None)
-    parts = set(getattr(config, "sub_configs", {}))
-    inputs: dict[str, Any] = {}
-    if config is not None and (main == "input_ids" or "text_config" in parts):
-        inputs["input_ids"] = torch.arange(1, 5)[None] % config.get_text_config().vocab_size
-        if config.is_encoder_decoder:
-            inputs["decoder_input_ids"] = inputs["input_ids"]
-    # Noise of the right size will do for images: only the calls of attention are counted.  Models that put images among
-    # the tokens would need as many image tokens as patches.
-    is_dual = main == "input_ids" and {"text_config", "vision_config"} <= parts
-    has_image_tokens = hasattr(config, "image_token_id") or hasattr(config, "image_token_index")
-    vision = getattr(config, "vision_config", config)
-    size = getattr(vision, "image_size", None)
-    if isinstance(size, int) and (main == "pixel_values" or (is_dual and not has_image_tokens)):
-        shape = (1, getattr(vision, "num_channels", 3), size, size)
-        inputs["pixel_values"] = torch.randn(shape, dtype=getattr(model, "dtype", None))
-    if main not in inputs:
-        raise ValueError(f"verify: {type(model).__name__} must be given inputs by name (main: {main}) but none came")
-    return inputs
+    return layers

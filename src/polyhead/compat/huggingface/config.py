@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import transformers
 
 from polyhead import config as configs
-from polyhead.config import Classes, Logits, Tokens, TransformerConfig
+from polyhead.config import Logits, Tokens, TransformerConfig
 
 
 class PolyheadConfig(transformers.PretrainedConfig):
@@ -29,16 +29,10 @@ class PolyheadConfig(transformers.PretrainedConfig):
             raise ValueError("PolyheadConfig: `transformer` must be the JSON of a TransformerConfig, got none")
         settings = _settings(transformer)
         self.transformer = configs.to_dict(settings)
-        outputs = settings.outputs
         others = {**_sizes(settings), **others}  # a file repeats the sizes
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the library reads these attributes
             others.setdefault(name, None)
-        # The library counts labels itself, two by default.
-        if isinstance(outputs, Classes):
-            others.setdefault("num_labels", outputs.count)
         super().__init__(**others)
-        if isinstance(outputs, Classes) and self.num_labels != outputs.count:
-            raise ValueError(f"PolyheadConfig: num_labels must be {outputs.count}, got {self.num_labels}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse another size than that of `transformer`, which would be ignored and saved."""

@@ -49,17 +49,13 @@ def place_tokens(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cache: PolyheadCache | None,
-    boundaries: Tensor | None = None,
-    *,
-    packs: bool = True,
 ) -> Placement:
     """Return the placement of `tokens` (b t ...), which follow those in the cache.
 
-    `attention_mask` (b s) is 1 at real tokens, those in the cache included.  `boundaries` (n + 1) are the edges of
-    packed sequences as a collator counts them; they are compared with the positions.
+    `attention_mask` (b s) is 1 at real tokens, those in the cache included.
 
     Raises ValueError, in the name of `model`, for other shapes or numbers, for a mask that contradicts the cache, and
-    for packed sequences with a cache, with padding, in several rows, or for a model that `packs` none.
+    for packed sequences with a cache, with padding, or in several rows.
     """
     b, t = tokens.shape[:2]
     num_cached = 0 if cache is None else cache.get_seq_length()
@@ -70,8 +66,6 @@ def place_tokens(
         )
     if position_ids is not None and tuple(position_ids.shape) not in ((b, t), (1, t)):
         raise ValueError(f"{model}: position_ids must be (b|1 t) = {(b, t)} but is {tuple(position_ids.shape)}")
-    if boundaries is not None and position_ids is None:
-        raise ValueError(f"{model}: position_ids that restart in each sequence were wanted, not only cu_seq_lens_q")
 
     # Padding.  A mask of True only costs time, and would hide that positions restart.
     mask = None
@@ -88,7 +82,7 @@ def place_tokens(
         mask = mask[:, num_cached:]
 
     # Positions that are counted need not be passed on.
-    is_plain = mask is None and boundaries is None and (cache is None or "positions" not in cache.memory[0])
+    is_plain = mask is None and (cache is None or "positions" not in cache.memory[0])
     if is_plain and is_readable(position_ids):
         counted = torch.arange(num_cached, num_cached + t, device=position_ids.device)
         if torch.equal(position_ids, counted.expand_as(position_ids)):
@@ -102,19 +96,16 @@ def place_tokens(
         all_real = mask.all()
         require(all_real | ~is_unordered, f"{model}: sequences one after the other must come without padding")
         restarts = restarts & all_real
-    if not packs:
-        require(~restarts, f"{model}: each sequence must come in a row of its own, which has one label")
-    elif cache is not None:
+    if cache is not None:
         require(~restarts, f"{model}: sequences one after the other must come without a cache")
     elif b != 1:
         require(~restarts, f"{model}: sequences one after the other come in one row (1 t), but {b} came")
-    elif boundaries is not None or not is_readable(restarts) or restarts.any():
-        cu_seqlens = sequence_edges(model, position_ids, restarts[0], boundaries)
+    elif not is_readable(restarts) or restarts.any():
+        cu_seqlens = sequence_edges(model, position_ids, restarts[0])
         # Recorded code does not know whether it is packed: the positions may also be those of one sequence.
         if not is_readable(restarts):
             return Placement(mask, position_ids, cu_seqlens)
-        if restarts.any():
-            return Placement(None, None, cu_seqlens)
+        return Placement(None, None, cu_seqlens)
     return Placement(mask, position_ids, None)
 
 
@@ -140,11 +131,11 @@ def check_padding(model: str, attention_mask: Tensor, cache: PolyheadCache | Non
     return real
 
 
-def sequence_edges(model: str, position_ids: Tensor, restarts: Tensor, boundaries: Tensor | None) -> Tensor:
+def sequence_edges(model: str, position_ids: Tensor, restarts: Tensor) -> Tensor:
     """Return the edges (`cu_seqlens`) of the sequences in the single row `position_ids` (1 t).
 
     `restarts` (t - 1) is True before the first token of a further sequence.  Raises ValueError if positions of several
-    sequences do not count from 0, and unless the edges are `boundaries`.
+    sequences do not count from 0.
     """
     t = position_ids.shape[1]
     if is_readable(restarts):
@@ -159,9 +150,4 @@ def sequence_edges(model: str, position_ids: Tensor, restarts: Tensor, boundarie
         ~restarts.any() | (places_in(edges, t) == position_ids),
         f"{model}: position_ids must count from 0 in each of the sequences in a row",
     )
-    if boundaries is not None:
-        is_start = torch.zeros(t + 1, dtype=torch.bool, device=restarts.device)
-        is_expected = is_start.index_fill(0, boundaries.long().clamp(0, t), True)
-        is_start = is_start.index_fill(0, edges.long(), True)
-        require(is_start == is_expected, f"{model}: position_ids must restart where cu_seq_lens_q says so")
     return edges

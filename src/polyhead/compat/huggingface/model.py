@@ -13,21 +13,16 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
-from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
-    CausalLMOutputWithPast,
-    SequenceClassifierOutputWithPast,
-)
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple
 
-from polyhead.compat.huggingface.base import CACHE_NAME, PACKING, PolyheadPreTrainedModel, check_tokens, select_cache
+from polyhead.compat.huggingface.base import CACHE_NAME, PolyheadPreTrainedModel, select_cache
 from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.compat.huggingface.config import PolyheadConfig
 from polyhead.compat.huggingface.tokens import tokenizer_of
-from polyhead.config import Classes, Logits
-from polyhead.models.initialise import initialise
+from polyhead.config import Logits
 from polyhead.tasks.text.tokens import codec_of
 from polyhead.train.store.checkpoint import load_model
 from polyhead.train.store.folder import read_config
@@ -50,7 +45,6 @@ class PolyheadModel(PolyheadPreTrainedModel):
     """
 
     def __init__(self, config: PolyheadConfig) -> None:
-        check_tokens("PolyheadModel", config.settings)
         super().__init__(config, outputs=False)
         self.post_init()
 
@@ -70,7 +64,7 @@ class PolyheadModel(PolyheadPreTrainedModel):
         """The inputs are those of `PolyheadForCausalLM`."""
         caches, lazy = (cache, past_key_values), not isinstance(self.model.outputs, nn.Identity)  # of `base_model`
         x, fields = self._read(
-            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, PACKING, lazy=lazy
+            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, (), lazy=lazy
         )
         return BaseModelOutputWithPast(last_hidden_state=x, **fields)
 
@@ -88,11 +82,10 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
 
     def __init__(self, config: PolyheadConfig) -> None:
         settings = config.settings
-        check_tokens("PolyheadForCausalLM", settings)
         if not (isinstance(settings.outputs, Logits) and settings.causal):
             raise ValueError(
-                "PolyheadForCausalLM: the model must be causal, from Tokens to Logits, got "
-                f"causal={settings.causal} from {settings.inputs} to {settings.outputs}"
+                "PolyheadForCausalLM: the model must be causal and end in Logits, "
+                f"got causal={settings.causal} and {settings.outputs}"
             )
         super().__init__(config)
         self.post_init()
@@ -152,102 +145,33 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         other arguments.
         """
         tail = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep > 0 else None
-        caches, known = (cache, past_key_values), (*PACKING, *LOSS_OPTIONS)
+        caches = (cache, past_key_values)
         logits, fields = self._read(
-            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, known, tail=tail
+            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, LOSS_OPTIONS, tail=tail
         )
         # An integer is a number of last tokens, a tensor holds indices of tokens.
         if isinstance(logits_to_keep, Tensor):
             logits = logits[:, logits_to_keep]
 
-        # The losses of several batches are added up, each divided by the labels of all.  So is the balance of experts.
-        balance_share: Tensor | float = 1.0
-        compared, num_items = options.get("shift_labels"), options.get("num_items_in_batch")
-        if labels is not None and compared is None:
-            compared = labels[..., 1:]
-        if compared is not None and num_items is not None:
-            num_items = torch.as_tensor(num_items).clamp(min=1)
-            options["num_items_in_batch"] = num_items
-            balance_share = (compared != -100).sum() / num_items
-        loss = self._loss(labels, balance_share, compared, logits=logits, vocab_size=logits.shape[-1], **options)
+        loss = None if labels is None else self._loss(logits, labels, options)
         return CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
 
-
-class PolyheadForSequenceClassification(PolyheadPreTrainedModel):
-    """A classifier of texts: logits (b labels) from each sequence's last real token.
-
-    >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, heads=Hyla(4), causal=True)
-    >>> model = PolyheadForSequenceClassification(PolyheadConfig(settings, num_labels=3, pad_token_id=0)).eval()
-    >>> model(torch.tensor([[72, 105, 33], [72, 105, 0]])).logits.shape
-    torch.Size([2, 3])
-
-    It reads the folder of a language model and adds a new map to the labels, `score`.  A model that was trained from
-    Tokens to Classes keeps its own map and its pooling.  Raises ValueError as `PolyheadModel` does.
-    """
-
-    accepts_loss_kwargs = False  # its loss is the mean of a batch, which the Trainer divides by the batches of a step
-
-    def __init__(self, config: PolyheadConfig) -> None:
-        settings = config.settings
-        check_tokens("PolyheadForSequenceClassification", settings)
-        has_classes = isinstance(settings.outputs, Classes)
-        super().__init__(config, outputs=has_classes)
-        self.num_labels = config.num_labels or 0
-        self.score = None if has_classes else nn.Linear(settings.dim, self.num_labels, bias=False)
-        self.post_init()
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        if module is self.score:
-            initialise(module, self.config.settings.init)
-        else:
-            super()._init_weights(module)
-
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: transformers.Cache | None = None,
-        labels: Tensor | None = None,
-        *,
-        cache: transformers.Cache | None = None,
-        inputs_embeds: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        use_cache: bool | None = None,
-        **options: Any,
-    ) -> SequenceClassifierOutputWithPast:
-        """Logits (b labels), and the loss with `labels` (b), or (b labels) for several labels per sequence.
-
-        The last real token is the last with `attention_mask` 1 or, without a mask, the last that is not `pad_token_id`.
-        """
-        caches = (cache, past_key_values)
-        x, fields = self._read(
-            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, (), packs=False
-        )
-        # A model trained with Classes has pooled its tokens already: one row for each sequence.
-        if self.score is None:
-            logits = x[:, 0]
-        else:
-            last = self._last(input_ids, attention_mask, x)
-            logits = self.score(x[torch.arange(len(x), device=x.device), last])
-        loss = self._loss(labels, logits=logits, pooled_logits=logits, config=self.config)
-        return SequenceClassifierOutputWithPast(loss=loss, logits=logits, **fields)
-
-    def _last(self, tokens: Tensor | None, mask: Tensor | None, x: Tensor) -> Tensor | int:
-        """The index of each sequence's last real token."""
-        if mask is not None:
-            real = mask[:, -x.shape[1] :] != 0
-        elif self.config.pad_token_id is not None and tokens is not None:
-            real = tokens != self.config.pad_token_id
-        elif len(x) == 1:
-            return -1
-        else:
-            raise ValueError(
-                "PolyheadForSequenceClassification: give attention_mask or set config.pad_token_id, to find the last "
-                f"token of {len(x)} sequences"
-            )
-        return (real * torch.arange(x.shape[1], device=x.device)).argmax(-1)
+    def _loss(self, logits: Tensor, labels: Tensor, options: dict[str, Any]) -> Tensor:
+        """The loss by `loss_function`, 0 if no label is scored, and in training the load-balance loss of experts."""
+        compared = options.get("shift_labels")
+        if compared is None:
+            compared = labels[..., 1:]
+        # The losses of several batches are added up, each divided by the labels of all.  So is the balance of experts.
+        balance_share: Tensor | float = 1.0
+        if options.get("num_items_in_batch") is not None:
+            num_items = torch.as_tensor(options["num_items_in_batch"]).clamp(min=1)
+            options["num_items_in_batch"] = num_items
+            balance_share = (compared != -100).sum() / num_items
+        # The library chooses the loss by the class and the configuration; a user may have set another.
+        loss: Tensor = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **options)
+        # A mean over no label is 0 / 0, but a micro-batch without labels adds nothing.
+        loss = torch.where((compared != -100).any(), loss, 0.0)
+        return loss + balance_share * self.model.auxiliary_loss() if self.training else loss
 
 
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PolyheadConfig.model_type] = PolyheadForCausalLM.__name__
@@ -256,21 +180,14 @@ MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PolyheadConfig.model_type] = PolyheadForCausal
 AutoConfig.register(PolyheadConfig.model_type, PolyheadConfig, exist_ok=True)
 AutoModel.register(PolyheadConfig, PolyheadModel, exist_ok=True)
 AutoModelForCausalLM.register(PolyheadConfig, PolyheadForCausalLM, exist_ok=True)
-AutoModelForSequenceClassification.register(PolyheadConfig, PolyheadForSequenceClassification, exist_ok=True)
-
-Exported = PolyheadForCausalLM | PolyheadForSequenceClassification
 
 
-def from_run(folder: str | pathlib.Path) -> Exported:
+def from_run(folder: str | pathlib.Path) -> PolyheadForCausalLM:
     """The trained model of a run folder, in eval mode on the CPU.  Raises ValueError for a run of another kind of
     model."""
     run, trained = load_model(folder)
-    settings = run.transformer
-    kind: type[Exported] = PolyheadForCausalLM
-    if isinstance(settings.outputs, Classes):
-        kind = PolyheadForSequenceClassification
     with torch.random.fork_rng(devices=[]):
-        model = kind(PolyheadConfig(settings))
+        model = PolyheadForCausalLM(PolyheadConfig(run.transformer))
     model.model.load_state_dict(trained.state_dict())
     return model.eval()
 

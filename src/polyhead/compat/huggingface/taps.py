@@ -6,23 +6,19 @@
 For one forward pass our function computes the model's softmax attention, and records its arguments: q and k as they
 enter the scores (after rotation and norms), v, mask and bias.
 
-The weights around the code are found by following tensors, not by name.  A linear layer is the value projection if v is
-a view of its output; it is the output projection if its input is the output of attention.  If another operation lies
-between or changes the result (a norm, a gate, a hook, a cache, an adapter), or if accelerate has offloaded them, the
-weights are None.
+The inputs, outputs and projections of layers are None: transformers' functions do not get them.
 """
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
-from transformers.pytorch_utils import Conv1D
 
 from polyhead.compat.foreign import check_mask, limits, softmax_group
 from polyhead.layers.taps import Taps, looking
@@ -51,8 +47,7 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
     >>> [(layer.name, *layer.q.shape) for layer in taps]
     [('h.0.attn', 3, 7, 4, 8), ('h.1.attn', 3, 7, 4, 8)]
 
-    `context` is the tensor from which the values are computed.  A query without a visible key (padding on the left) has
-    the code 0.  Afterwards the model is as before.
+    A query without a visible key (padding on the left) has the code 0.  Afterwards the model is as before.
 
     Raises ValueError if the model does not use the interface, or if its attention is not plain softmax attention.
     """
@@ -107,7 +102,7 @@ def inputs_by_name(
 
 @contextlib.contextmanager
 def _recording(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
-    """Context manager: use our attention and hook linear layers; afterwards restore configurations and remove hooks."""
+    """Context manager: the model uses our attention; afterwards its configurations are as before."""
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, eager_mask if recorder.eager_modules else sdpa_mask)
     configs = {}
@@ -119,32 +114,15 @@ def _recording(model: nn.Module, recorder: "_Recorder") -> Iterator[None]:
         if hasattr(config, _IMPLEMENTATION):
             configs[id(config)] = config
 
-    # The matrices of an adapter read the input of its base layer, but are no projections.
-    adapters = [module for module in model.modules() if isinstance(getattr(module, "base_layer", None), nn.Module)]
-    matrices: set[nn.Module] = set()
-    for adapter in adapters:
-        for name, child in adapter.named_children():
-            if name != "base_layer":
-                matrices.update(child.modules())
-
     settings = {_IMPLEMENTATION: NAME, "use_cache": False}  # a cache would copy keys and values
     before = [(c, name, getattr(c, name)) for c in configs.values() for name in settings if hasattr(c, name)]
-    hooks = []
     token = _ACTIVE.set(recorder)
     try:
         for config, name, _ in before:
             setattr(config, name, settings[name])
-        for module in model.modules():
-            if type(module) in (nn.Linear, Conv1D) and module not in matrices:  # a subclass may compute something else
-                hooks.append(module.register_forward_hook(recorder.linear, prepend=True))
-                hooks.append(module.register_forward_hook(recorder.forget_if_changed))
-        for adapter in adapters:
-            hooks.append(adapter.register_forward_hook(recorder.forget_if_changed))
         yield
     finally:
         _ACTIVE.reset(token)
-        for hook in hooks:
-            hook.remove()
         for config, name, value in before:
             setattr(config, name, value)
 
@@ -157,24 +135,6 @@ def _attend(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, N
     return _ACTIVE.get().attend(module, *tensors, **options), None
 
 
-@dataclass(frozen=True)
-class _Linear:
-    """A call of a linear layer."""
-
-    module: nn.Module
-    x: Tensor
-    y: Tensor
-    version: int  # version of y, which detects in-place changes
-
-    def weight_and_bias(self) -> list[Tensor | None]:
-        """The weight [out, in] and the bias; None where there is none, or accelerate has offloaded it."""
-        weight: Any = self.module.weight
-        if not isinstance(self.module, nn.Linear):  # Conv1D of transformers stores it transposed
-            weight = weight.T
-        known: list[Any] = [weight, self.module.bias]
-        return [None if x is None or x.is_meta else x.detach() for x in known]
-
-
 @dataclass
 class _Recorder:
     """Follows one forward pass."""
@@ -182,41 +142,6 @@ class _Recorder:
     names: dict[nn.Module, str]
     eager_modules: set[nn.Module] = field(default_factory=set)  # the modules of models without SDPA
     taps: list[Taps] = field(default_factory=list)
-    linears: list[_Linear] = field(default_factory=list)  # linear calls since the last attention, without `output`
-    output: _Linear | None = None  # the output projection of the last attention
-    version: int = 0  # version of the last attention's output
-
-    def linear(self, module: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> None:
-        """A hook on linear layers: the first that reads the output of attention is the output projection."""
-        if not args:
-            return
-        call = _Linear(module, args[0], y, y._version)
-        if not self.taps or not self._reads_heads(call.x):
-            self.linears.append(call)
-        elif self.output is None:
-            self.output, heads = call, self.taps[-1].groups[0]
-            weight, bias = call.weight_and_bias()
-            if weight is not None:
-                weight = weight.unflatten(1, heads.output.shape[2:]).transpose(0, 1)
-            self._set_output(y.reshape(*heads.output.shape[:2], -1), weight, bias)
-
-    def forget_if_changed(self, module: nn.Module, args: object, y: Tensor) -> None:
-        """A hook on linear layers and adapters, after all other hooks: a changed output has unknown weights."""
-        call = self.output
-        if call is None or (y is call.y and y._version == call.version):
-            return
-        if any(part is call.module for part in module.modules()):
-            self._set_output(None, None, None)
-
-    def _set_output(self, output: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> None:
-        layer = self.taps[-1]
-        group = replace(layer.groups[0], w_out=weight)
-        self.taps[-1] = replace(layer, output=output, b_out=bias, groups=(group,))
-
-    def _reads_heads(self, x: Tensor) -> bool:
-        heads = self.taps[-1].groups[0].output
-        is_same = x.data_ptr() == heads.data_ptr() and x.numel() == heads.numel() and x.is_contiguous()
-        return is_same and x.shape[-1] == heads.shape[2:].numel() and heads._version == self.version
 
     def attend(
         self,
@@ -246,34 +171,9 @@ class _Recorder:
             # As for SDPA: no mask and a causal module mean the causal mask, aligned at the first key.
             attention_mask = torch.ones(t, s, dtype=torch.bool, device=q.device).tril()[None, None]
         bias, mask = limits(masks(f"capture: a mask of {name}", (attention_mask, position_bias), s), t, s, q.dtype)
-        x, context, w_value, b_value = self._inputs(module, q, v)
-        group = softmax_group(
-            q, k, v, bias=bias, mask=mask, scale=scaling, softcap=softcap, sinks=flat(s_aux), w_value=w_value,
-            b_value=b_value,
-        )  # fmt: skip
-        self.version = group.output._version
-        self.linears.clear()
-        self.output = None
-        self.taps.append(Taps(x=x, context=context, output=None, b_out=None, groups=(group,), name=name))
+        group = softmax_group(q, k, v, bias=bias, mask=mask, scale=scaling, softcap=softcap, sinks=flat(s_aux))
+        self.taps.append(Taps(x=None, context=None, output=None, b_out=None, groups=(group,), name=name))
         return group.output
-
-    def _inputs(self, module: nn.Module, q: Tensor, v: Tensor) -> tuple[Tensor | None, ...]:
-        """What the queries and the values are made of (b t m), (b s m), and the value projection, where known."""
-        (b, t, _, _), s = q.shape, v.shape[1]
-        parts = set(module.modules())
-        inputs = {id(call.x): call.x for call in self.linears if call.module in parts}
-        for call in reversed(self.linears):
-            rows = _columns(v, call)
-            if rows is None:
-                continue
-            # Queries read the same tensor as values or, in cross-attention, the only other one.
-            others = [x for key, x in inputs.items() if key != id(call.x)] or [call.x]
-            x = None
-            if len(others) == 1 and others[0].shape[:-1].numel() == b * t:
-                x = others[0].reshape(b, t, -1)
-            w_value, b_value = (None if known is None else known[rows] for known in call.weight_and_bias())
-            return x, call.x.reshape(b, s, -1), w_value, b_value
-        return None, None, None, None
 
 
 def flat(sinks: Tensor | None) -> Tensor | None:
@@ -295,18 +195,3 @@ def masks(caller: str, arrays: Sequence[Tensor | None], s: int) -> list[Tensor]:
         check_mask(caller, array)
         cut.append(array[..., :s])
     return cut
-
-
-def _columns(v: Tensor, call: _Linear) -> Tensor | None:
-    """(g e): the outputs of a linear layer (b s c) that v (b s g e) is a view of, or None if it is not."""
-    y = call.y
-    b, s, g, e = v.shape
-    c = y.shape[-1]
-    is_view = y.untyped_storage().data_ptr() == v.untyped_storage().data_ptr() and y._version == call.version
-    has_rows = (b == 1 or v.stride(0) == s * c) and (s == 1 or v.stride(1) == c)
-    if not is_view or not has_rows or not y.is_contiguous() or y.numel() != b * s * c:
-        return None
-    first = int(v.storage_offset() - y.storage_offset())
-    heads, widths = torch.arange(g, device=v.device), torch.arange(e, device=v.device)
-    columns = first + heads[:, None] * int(v.stride(2)) + widths * int(v.stride(3))
-    return columns if columns.min() >= 0 and columns.max() < c else None
