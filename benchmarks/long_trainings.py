@@ -23,7 +23,7 @@ from pathlib import Path
 
 from polyhead.config import Run, Train, digest
 from polyhead.papers.hyla import inside, long
-from polyhead.papers.hyla.sizes import FUZZY, HYLA, SRAVEN, SRAVEN_SPLITS, make
+from polyhead.papers.hyla.sizes import FUZZY, SRAVEN, SRAVEN_SPLITS, make
 from polyhead.papers.outcome import Figure
 from polyhead.papers.page import write_all
 from polyhead.papers.reproduce import described
@@ -69,18 +69,20 @@ SPLITS = ("validation", "iid", "compositional", "novel")
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 PAGES = {
-    "long": Figure("Fuzzy logic after 50,000 steps", HYLA, long.draw),
-    "inside": Figure("Inside the networks of 50,000 steps: swapped and probed codes", HYLA, inside.draw),
+    "long": Figure("Fuzzy logic after 50,000 steps", long.LONG, long.draw),
+    "inside": Figure("Inside the networks of 50,000 steps: swapped and probed codes", long.LONG, inside.draw),
     "parts": Figure(
-        "Which part of HYLA matters: ablations after 50,000 steps", HYLA, partial(long.draw, tests=long.PARTS)
+        "Which part of HYLA matters: ablations after 50,000 steps", long.LONG, partial(long.draw, tests=long.PARTS)
     ),
     "settings": Figure(
-        "Other heads, dropout, decay: fuzzy logic after 50,000 steps", HYLA, partial(long.draw, tests=long.WIDE)
+        "Other heads, dropout, decay: fuzzy logic after 50,000 steps", long.LONG, partial(long.draw, tests=long.WIDE)
     ),
-    "width": Figure("Width of heads: fuzzy logic after 50,000 steps", HYLA, long.draw_width),
-    "length": Figure("Fuzzy logic from 15 examples after 50,000 steps", HYLA, partial(long.draw, tests=long.PRIMARY)),
+    "width": Figure("Width of heads: fuzzy logic after 50,000 steps", long.LONG, long.draw_width),
+    "length": Figure(
+        "Fuzzy logic from 15 examples after 50,000 steps", long.LONG, partial(long.draw, tests=long.PRIMARY)
+    ),
     "sraven": Figure(
-        "Raven matrices with permuted columns after 40,000 steps", HYLA, partial(long.draw, tests=long.RAVENS)
+        "Raven matrices with permuted columns after 40,000 steps", long.LONG, partial(long.draw, tests=long.RAVENS)
     ),
 }
 SHORT = tuple(name for name, variant in SETTINGS.items() if variant.length != 32)
@@ -195,7 +197,7 @@ def draw(options: argparse.Namespace) -> None:
 
 def draw_page(name: str, folder: Path, runs: list[Run], results: list[Result]) -> None:
     figure = PAGES[name]
-    study = Study.of(name, HYLA, "paper", folder, runs, results)
+    study = Study.of(name, long.LONG, "paper", folder, runs, results)
     folder.mkdir(parents=True, exist_ok=True)
     outcome = figure.draw(study)
     about = described(figure.title, study, outcome)

@@ -250,8 +250,8 @@ TABLES: dict[str, Callable[[], str]] = {
         *("fig-5a", "fig-5b", "fig-5c", "fig-5d", "fig-5e", "fig-5f"),
         *("fig-a2", "fig-a3", "fig-a4", "fig-a5", "fig-a6", "fig-a7", "fig-a8", "fig-a9"),
     ),
-    "claims-dual": small("games", "symbols", "split", "maths", "sorting", "order", "set", "images"),
-    "claims-language": small("lm-bytes", "lm-long", "fig-6", "dual-lm", "swiglu", "norms"),
+    "claims-dual": small("games", "maths", "sorting", "order", "set", "images"),
+    "claims-language": small("lm-bytes", "fig-6", "dual-lm"),
 }
 
 

@@ -18,7 +18,7 @@ OLD_WORDS = {"holds": "yes", "does not hold": "no", "not enough evidence": "unde
 """Verdict in older results -> today's."""
 AGAIN = (
     *("fig-2c", "fig-4a", "fig-4a-heads", "fig-4b", "fig-5c", "fig-5d", "fig-a5", "table-a1", "table-a3"),
-    *("games", "sorting", "order", "set", "maths", "images", "symbols", "split"),
+    *("games", "sorting", "order", "set", "maths", "images"),
 )
 """The figures of docs/results that need only their results.json: neither models nor texts."""
 

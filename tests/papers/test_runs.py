@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from some import some
 
-import polyhead as ph
 from polyhead.config import digest
 from polyhead.models.size import parameters
 from polyhead.papers.dual.models import CLOSE, DUAL
@@ -48,10 +47,6 @@ def test_runs_that_figures_share_have_one_name():
             assert named.setdefault(digest(run), run.name) == run.name
 
 
-FREE = ("split",)
-"""Figures about another number of parameters."""
-
-
 @pytest.mark.parametrize("figure", [name for name in STUDIES if FIGURES[name].paper in (DUAL, LANGUAGE)])
 def test_models_that_are_compared_have_equal_parameters_and_steps(figure):
     paper = FIGURES[figure].paper
@@ -62,23 +57,21 @@ def test_models_that_are_compared_have_equal_parameters_and_steps(figure):
         alike[task, run.model.dim].append(run)
     for same in some(alike.values()):
         assert len({(run.train.steps, run.train.batch_size) for run in same}) == 1
-        assert figure == "norms" or len({run.train.lr for run in same}) == 1
-        if figure not in FREE:
-            wanted = size(next(run.model for run in same if paper.row_of(run) == reference))
-            assert all(abs(size(run.model) - wanted) <= CLOSE * wanted for run in same)
+        assert len({run.train.lr for run in same}) == 1
+        wanted = size(next(run.model for run in same if paper.row_of(run) == reference))
+        assert all(abs(size(run.model) - wanted) <= CLOSE * wanted for run in same)
 
 
-@pytest.mark.parametrize(
-    ("figure", "heads", "said"),
-    [
-        ("fig-5c", [ph.Softmax(2), ph.Softmax(2)], "row_of: sraven-2-5-25-hyla-0 is none of the models of Table A1"),
-        ("games", [ph.Hyla(2)], "row_of: same-32-dual-0 is none of the models of the study"),
-        ("lm-bytes", [ph.Disentangled(8)], "row_of: bytes-softmax-0 is none of the language models of the studies"),
-    ],
-)
-def test_a_model_of_no_row_and_an_unknown_scale_are_one_line(figure, heads, said):
-    run = runs_of(figure, "smoke")[0]
-    with pytest.raises(ValueError, match=f"^{said}$"):
-        FIGURES[figure].paper.row_of(replace(run, model=replace(run.model, heads=heads)))
+def test_a_run_is_named_after_its_model():
+    run = replace(runs_of("table-a1", "smoke")[0], name="fuzzy-16-70-hyla-linear-0")
+    assert FIGURES["table-a1"].paper.row_of(run) == "hyla-linear"
+    with pytest.raises(
+        ValueError, match=r"^row_of: the name of mine-0 ends with none of the models of dual attention$"
+    ):
+        DUAL.row_of(replace(run, name="mine-0"))
+
+
+@pytest.mark.parametrize("figure", ["fig-5c", "games", "lm-bytes"])
+def test_an_unknown_scale_is_one_line(figure):
     with pytest.raises(ValueError, match=r"^recipes: unknown scale 'tiny'.*choose from paper, "):
         STUDIES[figure]("tiny")

@@ -6,7 +6,7 @@ import pytest
 
 from polyhead.analysis import figures
 from polyhead.papers import outcome
-from polyhead.papers.dual.models import row_of
+from polyhead.papers.dual.models import DUAL
 from polyhead.papers.reproduce import FIGURES
 
 
@@ -31,4 +31,4 @@ def without(study, lost):
 
 def scores(ahead):
     """Models ahead of the others (or behind) by so much, a little more on each further seed."""
-    return lambda run, sign=1.0: 0.5 + sign * ahead.get(row_of(run), 0.0) * (1 + 0.01 * run.seed)
+    return lambda run, sign=1.0: 0.5 + sign * ahead.get(DUAL.row_of(run), 0.0) * (1 + 0.01 * run.seed)

@@ -218,7 +218,6 @@ class SymbolHeads(Mechanism):
     """The base class of heads whose values are symbols.
 
     `symbols`: default PositionSymbols, which also work for cross-attention and limit a sequence to `max_length` tokens.
-    PositionSymbols and RelativeSymbols learned best in our study (`polyhead reproduce symbols`).
 
     `hidden`: queries, keys and relations come from an MLP of the token with a hidden layer of this width (gelu).  None:
     they are linear maps of the token.

@@ -10,9 +10,9 @@ from typing import cast
 
 from polyhead.analysis.labels import with_field
 from polyhead.config import Run, extensions
-from polyhead.papers.dual import games, images, maths, objects, questions
+from polyhead.papers.dual import games, images, maths, objects
 from polyhead.papers.hyla import codes, counts, fuzzy, scaling, singles, tables
-from polyhead.papers.language import components, kinds, tokens
+from polyhead.papers.language import kinds, tokens
 from polyhead.papers.language.models import ROWS
 from polyhead.papers.outcome import Figure, Runs
 from polyhead.spec.shapes import one_of
@@ -26,10 +26,8 @@ FIGURES: dict[str, Figure] = {
     **objects.FIGURES,
     **maths.FIGURES,
     **images.FIGURES,
-    **questions.FIGURES,
     **kinds.FIGURES,
     **tokens.FIGURES,
-    **components.FIGURES,
 }
 
 # The runs of `polyhead reproduce`: name of a figure -> function from scale to runs.

@@ -50,17 +50,36 @@ LAST_LOSSES = 5
 
 
 @dataclass(frozen=True)
+class ModelRow:
+    """A model of a study: its label in figures, and our choice where the papers are silent."""
+
+    label: str
+    choice: str = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True)
 class Paper:
     """A paper, or a family of papers, whose figures are reproduced.
 
-    `row_of`: the name of the model that a run trains; `label`: the model's label in figures.  `axes`: the axes of its
-    figures in addition to `AXES`.
+    `models`: by the name with which the name of a run ends, before its seed.  `axes`: the axes of its figures in
+    addition to `AXES`.
     """
 
     title: str
-    row_of: Callable[[Run], str]
-    label: Callable[[str], str]
+    models: Mapping[str, ModelRow]
     axes: Mapping[str, Axis] = field(default_factory=dict)
+
+    def row_of(self, run: Run) -> str:
+        """The name of the model that a run trains.  Raises ValueError for a name of no model."""
+        name = run.name.removesuffix(f"-{run.seed}")
+        rows = [row for row in self.models if f"-{name}".endswith(f"-{row}")]
+        if not rows:
+            raise ValueError(f"row_of: the name of {run.name} ends with none of the models of {self.title}")
+        return max(rows, key=len)  # "hyla-linear" ends with "linear", too
+
+    def label(self, row: str) -> str:
+        """The label of a model in figures."""
+        return self.models[row].label
 
     def coordinates(self, run: Run) -> dict[str, Any]:
         """The value of a run on each axis that it has."""

@@ -12,8 +12,8 @@ from drawn import draw, quick, scores, without  # noqa: F401 (a fixture)
 
 from polyhead.analysis.claims import Estimate
 from polyhead.papers import outcome
-from polyhead.papers.dual import questions, shared
-from polyhead.papers.dual.models import ROWS, row_of
+from polyhead.papers.dual import shared
+from polyhead.papers.dual.models import DUAL, ROWS
 from polyhead.tasks import RelationalGames
 
 score = scores({"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "abstractor": 0.1, "disentangled": 0.05})
@@ -82,7 +82,7 @@ def test_what_needs_no_relation_stands_beside_objects(figure, split, name, study
 )
 def test_a_model_whose_runs_failed_is_not_compared(figure, lost, study_of):
     study = study_of(figure, score)
-    rest = without(study, lambda run: row_of(run) == lost)
+    rest = without(study, lambda run: DUAL.row_of(run) == lost)
     assert len(rest.points) < len(study.points)
     found = draw(rest)
     assert found.rows
@@ -97,7 +97,7 @@ def test_a_place_whose_runs_failed_is_not_compared(figure, study_of):
     """Of relational games the others are compared, among them the same game with more images."""
     study = study_of(figure, score)
     first = next(at for at in map(place, (p.run for p in study.points)) if figure != "games" or at[0] == "between")
-    rest = without(study, lambda run: row_of(run) == "dual" and place(run) == first)
+    rest = without(study, lambda run: DUAL.row_of(run) == "dual" and place(run) == first)
     verdicts = draw(rest).verdicts
     assert not [verdict for verdict in verdicts if figure != "games" or "between" in str(verdict)]
     assert bool(verdicts) == (figure == "games")
@@ -109,9 +109,4 @@ def place(run):
 
 def test_claims_need_what_they_compare():
     one = Estimate.of({0: 0.5, 1: 0.6})
-    assert questions.splits(pandas.Series({(2, 0): one})) == []
-    learned = ("by place", "learned", False, 1)
-    for choices in ([learned], [learned, ("by place", "rotary", True, 1)]):
-        index = pandas.MultiIndex.from_tuples(choices, names=questions.CHOICE)
-        assert questions.choices(pandas.Series([one] * len(choices), index=index)) == []
     assert shared.better("x", "dual", ("softmax",), pandas.DataFrame({"dual": {"a": one}})) == []

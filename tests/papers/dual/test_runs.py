@@ -8,7 +8,7 @@ import pytest
 import polyhead as ph
 from polyhead import train as training
 from polyhead.models.size import parameters
-from polyhead.papers.dual.models import DUAL as STUDY, ROWS, row_of
+from polyhead.papers.dual.models import DUAL as STUDY, ROWS
 from polyhead.papers.recipes import FIGURES, RECIPES, STUDIES
 from polyhead.tasks.relational_games.task import GAMES
 
@@ -31,7 +31,7 @@ WHOLE = ("games", "maths")
     ids=lambda x: x if isinstance(x, str) else str(len(x)),
 )
 def test_every_model_of_a_study_trains(name, rows, tmp_path):
-    found = {row_of(run): run for run in reversed(runs_of(name, "smoke")) if row_of(run) in rows}
+    found = {STUDY.row_of(run): run for run in reversed(runs_of(name, "smoke")) if STUDY.row_of(run) in rows}
     assert "dual" in found
     for row, run in found.items():
         run = replace(run, folder=str(tmp_path / row), device="cpu", name=row)
@@ -49,7 +49,7 @@ def games(scale):
 def test_games_are_the_papers():
     """How the other models differ from dual attention is in the digests of small runs: test_results.py."""
     runs = games("paper")
-    one = {row_of(run): run for run in runs if (run.task.game, run.task.examples) == ("occurs", 1000)}
+    one = {STUDY.row_of(run): run for run in runs if (run.task.game, run.task.examples) == ("occurs", 1000)}
     assert list(one) == list(ROWS)
     dual = one["dual"].model
     assert dual.heads == (ph.Softmax(1, 64, 64), ph.Relational(1, 64, 64, symbols=ph.PositionSymbols(), symmetric=True))
@@ -63,7 +63,9 @@ def test_games_are_the_papers():
 
 
 def test_writers():
-    one = {row_of(run): run.model for run in DUAL["maths"]("paper") if run.seed == 0 and "expand" in run.task.module}
+    one = {
+        STUDY.row_of(run): run.model for run in DUAL["maths"]("paper") if run.seed == 0 and "expand" in run.task.module
+    }
     dual = one["dual"]
     heads = (ph.Softmax(4, 16, 16), ph.Relational(4, 16, 16, symbols=ph.RelativeSymbols()))
     assert dual.heads == dual.encoder.heads == heads
@@ -81,8 +83,8 @@ def test_the_patches_of_the_papers_images_are_normalised():
 def test_single_recipes_are_runs_of_the_studies():
     for name, study in (("games", "games"), ("sorting", "sorting"), ("digits", "images"), ("maths", "maths")):
         run = RECIPES[f"{name}-dual"]()
-        assert (run.name, row_of(run), run.threads) == (f"{name}-dual", "dual", None)
-        candidates = [r for r in runs_of(study, "small") if r.task == run.task and row_of(r) == "dual"]
+        assert (run.name, STUDY.row_of(run), run.threads) == (f"{name}-dual", "dual", None)
+        candidates = [r for r in runs_of(study, "small") if r.task == run.task and STUDY.row_of(r) == "dual"]
         alike = [r for r in candidates if replace(r, train=run.train, name=run.name, threads=None) == run]
         assert len(alike) == 1
         assert (alike[0].train == run.train) == (name in ("games", "sorting"))

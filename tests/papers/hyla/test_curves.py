@@ -7,7 +7,7 @@ from polyhead.analysis import figures
 from polyhead.analysis.claims import constant
 from polyhead.papers import outcome
 from polyhead.papers.hyla import fuzzy
-from polyhead.papers.hyla.rows import row_of
+from polyhead.papers.hyla.rows import HYLA
 from polyhead.papers.reproduce import FIGURES
 
 pytestmark = pytest.mark.usefixtures("two_seeds_are_a_test")
@@ -53,15 +53,15 @@ def test_runs_that_failed_take_their_claims_with_them(figure, study_of):
     study = study_of(figure, lambda run: 0.5 + 0.01 * run.seed)
     first = place(study.points[0].run)
     for lost in (
-        lambda run: row_of(run) == "hyla",
+        lambda run: HYLA.row_of(run) == "hyla",
         lambda run: place(run) == first,
-        lambda run: place(run) == first and row_of(run) == "hyla",
+        lambda run: place(run) == first and HYLA.row_of(run) == "hyla",
     ):
         found = FIGURES[figure].draw(without(study, lost))
         assert found.rows
         assert not [verdict for verdict in found.verdicts if "HYLA" in verdict.claim]
         assert figure != "fig-4a" or "gaussian process: 0.300 ± 0.000" in found.notes
-    found = FIGURES[figure].draw(without(study, lambda run: row_of(run) == "linear"))
+    found = FIGURES[figure].draw(without(study, lambda run: HYLA.row_of(run) == "linear"))
     assert any("gaps between the models" in verdict.claim for verdict in found.verdicts) == (figure == "fig-a3")
 
 

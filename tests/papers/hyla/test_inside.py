@@ -8,7 +8,7 @@ import pytest
 from polyhead.analysis.claims import NO, UNDECIDED, YES
 from polyhead.config import Train
 from polyhead.papers.hyla import inside
-from polyhead.papers.hyla.sizes import HYLA
+from polyhead.papers.hyla.long import LONG
 from polyhead.papers.recipes import RECIPES
 from polyhead.papers.study import Study
 from polyhead.tasks import FuzzyLogic
@@ -61,7 +61,7 @@ def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeyp
         runs.append(replace(one, folder=None))
     sixth = [(replace(run, name="hyla-6", seed=6), result) for run, result in zip(runs[:1], results[:1], strict=True)]
     both = zip(*[*zip(runs, results, strict=True), *sixth], strict=True)
-    study = Study.of("inside", HYLA, "smoke", tmp_path / "page", *map(list, both))
+    study = Study.of("inside", LONG, "smoke", tmp_path / "page", *map(list, both))
     outcome = inside.draw(study)
     assert {"HYLA", "Softmax", "Linear"} <= set(outcome.head)
     kinds = [row[:2] for row in outcome.rows]

@@ -14,7 +14,6 @@ from polyhead.analysis import figures
 from polyhead.analysis.claims import UNDECIDED, YES
 from polyhead.config import Train, digest
 from polyhead.papers.hyla import long
-from polyhead.papers.hyla.sizes import HYLA
 from polyhead.papers.recipes import RECIPES
 from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks import FuzzyLogic, Sraven
@@ -103,7 +102,7 @@ def study(tmp_path):
             courses[split] = {step: {"r2": score} for step, score in zip(STEPS, course, strict=True)}
         scores = {split: {"r2": course[-1], "r2_se": 0.01} for split, course in ends.items()}
         points.append(FinishedRun(run, finished(run, tmp_path, scores, courses)))
-    return Study("long", HYLA, "paper", tmp_path, tuple(points))
+    return Study("long", long.LONG, "paper", tmp_path, tuple(points))
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import torch
 
 import polyhead as ph
 from polyhead.config import digest
-from polyhead.papers.hyla.rows import OURS, ROWS, row_of
-from polyhead.papers.hyla.sizes import FUZZY, HYLA, SRAVEN, fuzzy_task, make, sraven_task
+from polyhead.papers.hyla.rows import HYLA, OURS, ROWS
+from polyhead.papers.hyla.sizes import FUZZY, SRAVEN, fuzzy_task, make, sraven_task
 from polyhead.papers.recipes import FIGURES, RECIPES, SHORT, STUDIES as ALL, default_scale
 from polyhead.papers.sizes import Setting
 
@@ -33,7 +33,7 @@ def test_every_parameter_of_every_model_has_a_gradient_on_both_tasks(task, row):
     (run.task.loss(model(batch.inputs), batch) + model.auxiliary_loss()).backward()
     untouched = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
     assert [name for name in untouched if not name.endswith(("qkv.bias", "gate.weight"))] == []
-    assert row_of(run) == row
+    assert HYLA.row_of(run) == row
 
 
 def settings(runs):

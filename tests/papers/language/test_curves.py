@@ -3,15 +3,14 @@
 import json
 import math
 
-import pandas
 import pytest
 from drawn import draw
 from planted import finished
 
 from polyhead.analysis.claims import NO, UNDECIDED, YES, Estimate, constant
 from polyhead.papers import page
-from polyhead.papers.language import components, kinds, tokens
-from polyhead.papers.language.models import feedforward_of, row_of
+from polyhead.papers.language import kinds, tokens
+from polyhead.papers.language.models import LANGUAGE
 from polyhead.papers.recipes import STUDIES
 from polyhead.papers.reproduce import FIGURES, described, redraw
 from polyhead.papers.study import Study
@@ -65,16 +64,7 @@ def drawn(study_of):
 
 
 def by_row(**ends):
-    return lambda run: ends.get(row_of(run).replace("-", "_"), 2.0)
-
-
-def gated(end):
-    return lambda run: end if feedforward_of(run) == "SwiGLU" else 2.0
-
-
-def post_norm(best, most):
-    """Post-norm ends at `best` at the lower rate and at `most` at the higher one; pre-norm ends at 2."""
-    return lambda run: 2.0 if run.model.norm_order == "pre" else best if run.train.lr < 0.005 else most
+    return lambda run: ends.get(LANGUAGE.row_of(run).replace("-", "_"), 2.0)
 
 
 @pytest.mark.parametrize(
@@ -83,20 +73,12 @@ def post_norm(best, most):
         # all reach 2.2; HYLA beats linear heads, dual attention softmax heads
         ("lm-bytes", by_row(softmax=2.0, hyla=1.9, dual=1.8, linear=2.1), [YES, YES, YES]),
         ("lm-bytes", by_row(softmax=1.7, hyla=2.3, dual=1.8, linear=2.1), [NO, NO, NO]),
-        ("lm-long", by_row(softmax=ZLIB - 0.1), [YES]),
-        ("lm-long", by_row(softmax=ZLIB + 0.1), [NO]),
         # HYLA beats linear heads, and is nearer to softmax heads
         ("fig-6", by_row(softmax=1.8, hyla=1.9, linear=2.2), [YES, YES]),
         ("fig-6", by_row(softmax=1.9, hyla=1.8, linear=2.2), [YES, YES]),
         ("fig-6", by_row(softmax=1.8, hyla=2.2, linear=1.9), [NO, NO]),
         ("fig-6", by_row(softmax=1.8, hyla=1.2, linear=2.2), [YES, NO]),
         ("fig-6", by_row(softmax=1.8, hyla=1.75, linear=1.6), [NO, YES]),  # a distance has no sign
-        ("swiglu", gated(1.9), [YES]),
-        ("swiglu", gated(2.1), [NO]),
-        # pre-norm is better at the best rate, and at the highest
-        ("norms", post_norm(2.1, 3.0), [YES, YES]),
-        ("norms", post_norm(1.9, 3.0), [NO, YES]),
-        ("norms", post_norm(1.9, 1.95), [NO, NO]),
     ],
 )
 def test_lower_is_better(figure, end, outcomes, drawn):
@@ -119,7 +101,7 @@ def test_the_table_has_a_row_for_each_kind_of_heads_and_courses_are_over_tokens(
     assert levels == {"zlib": ZLIB}
 
 
-@pytest.mark.parametrize("figure", ["lm-bytes", "dual-lm", "swiglu", "norms", "fig-6", "lm-long"])
+@pytest.mark.parametrize("figure", ["lm-bytes", "dual-lm", "fig-6"])
 def test_texts_that_differ_are_not_compared(figure, drawn):
     assert drawn(figure, lambda run: 2.0 - 0.1 * run.seed).verdicts
     mixed = drawn(figure, lambda run: 2.0 - 0.1 * run.seed, lambda run: str(run.seed))
@@ -129,19 +111,18 @@ def test_texts_that_differ_are_not_compared(figure, drawn):
 
 
 def test_a_single_run_has_the_error_of_its_sequences(study_of):
-    study = study_of("lm-long", lambda run: 1.8, seeds=(0,))
-    (cell,) = study.cells("model")
-    end = kinds.ending(cell)
+    study = study_of("lm-bytes", lambda run: 1.8, seeds=(0,))
+    end = kinds.ending(study.cells("model")["softmax"])
     assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
-    found = FIGURES["lm-long"].draw(study)
-    assert found.verdicts[0].outcome == UNDECIDED
+    found = FIGURES["lm-bytes"].draw(study)
+    assert {verdict.outcome for verdict in found.verdicts} == {UNDECIDED}
     assert found.pictures[0].caption.endswith("in the course of training; one seed.")
 
 
 def test_all_seeds_and_models_are_scored_on_one_text(study_of, monkeypatch):
     """Its sampling error stays whatever the number of seeds, and cancels in differences; the text is not read."""
     monkeypatch.delattr(Text, "count")
-    cells = study_of("fig-6", lambda run: 2.0 + 0.1 * run.seed * (row_of(run) == "hyla")).cells("model")
+    cells = study_of("fig-6", lambda run: 2.0 + 0.1 * run.seed * (LANGUAGE.row_of(run) == "hyla")).cells("model")
     softmax, hyla = (cells[name].score("iid") for name in ("softmax", "hyla"))
     assert (softmax.mean, softmax.error) == (2.0, pytest.approx(0.01))  # not 0.01 / sqrt(2)
     assert [one.error for one in (hyla, constant(2.2) - hyla)] == pytest.approx([math.hypot(0.05, 0.01)] * 2)
@@ -177,24 +158,6 @@ def test_tokens_to_a_perplexity(drawn, monkeypatch):
     (verdict,) = never.verdicts  # a perplexity that one of them does not reach is no evidence
     assert verdict.outcome == NO
     assert next(row for row in never.rows if row[:2] == ("16", "Dual attention"))[2:4] == ("–", "–")
-
-
-def test_the_best_rate_is_chosen_on_validation():
-    """Post-norm is best at the higher rate by its reported scores, at the lower by validation."""
-
-    def scores(**ends):
-        return {order: Estimate.of({0: end, 1: end + 1e-4}) for order, end in ends.items()}
-
-    def table(by_rate):
-        return pandas.DataFrame.from_dict(by_rate, orient="index")
-
-    reported = {1e-3: scores(pre=2.0, post=2.2), 1e-2: scores(pre=2.1, post=1.9)}
-    validation = {1e-3: scores(pre=2.0, post=2.0), 1e-2: scores(pre=2.1, post=2.1)}
-    first, _ = components.orders(table(reported), table(validation))
-    assert first.parts[0].estimate.mean == pytest.approx(0.2)
-    diverged = {1e-4: scores(pre=math.nan, post=2.3)}  # a diverged run's rate is never the best
-    first, _ = components.orders(table(diverged | reported), table(diverged | validation))
-    assert first.parts[0].estimate.mean == pytest.approx(0.2)
 
 
 def test_results_keep_their_text(study_of, tmp_path, monkeypatch):

@@ -8,29 +8,28 @@ import pytest
 import polyhead as ph
 from polyhead.models.size import parameters
 from polyhead.papers.language.kinds import COMPARED
-from polyhead.papers.language.models import KINDS, LANGUAGE, ROWS, row_of
+from polyhead.papers.language.models import LANGUAGE, ROWS
 from polyhead.papers.recipes import FIGURES, RECIPES, STUDIES
 
 LM = {name: runs for name, runs in STUDIES.items() if FIGURES[name].paper is LANGUAGE}
 
 
 def test_every_kind_of_heads_is_a_recipe():
-    assert set(KINDS.values()) == set(ROWS)
     for row in ROWS:
         run = RECIPES[f"lm-{row}"]()
-        assert (run.name, row_of(run), run.threads) == (f"lm-{row}", row, None)
+        assert (run.name, LANGUAGE.row_of(run), run.threads) == (f"lm-{row}", row, None)
         assert f"polyhead train lm-{row}" in RECIPES[f"lm-{row}"].__doc__
         if row in COMPARED:
-            like = next(r for r in LM["lm-bytes"]("small") if row_of(r) == row)
+            like = next(r for r in LM["lm-bytes"]("small") if LANGUAGE.row_of(r) == row)
             assert replace(run, name=like.name) == like
     assert {"softmax", "hyla", "dual"} <= set(COMPARED)
 
 
 def test_figure_6_is_the_papers():
     runs = LM["fig-6"]("paper")
-    assert {row_of(run) for run in runs} == {"softmax", "linear", "hyla"}
+    assert {LANGUAGE.row_of(run) for run in runs} == {"softmax", "linear", "hyla"}
     assert {(run.train.lr, run.train.weight_decay) for run in runs} == set(itertools.product((1e-3, 3e-3), (0.1, 0.03)))
-    run = next(run for run in runs if row_of(run) == "hyla")
+    run = next(run for run in runs if LANGUAGE.row_of(run) == "hyla")
     assert run.model.heads == (ph.Hyla(8, 64, 64),)
     sizes = (run.model.dim, run.model.layers, run.model.feedforward.hidden, run.model.inputs.count)
     assert sizes == (512, 6, 2048, 32_000)
@@ -42,7 +41,7 @@ def test_figure_6_is_the_papers():
 
 
 def test_dual_attention_in_language_is_the_papers():
-    runs = {(run.model.dim, row_of(run)): run for run in LM["dual-lm"]("paper")}
+    runs = {(run.model.dim, LANGUAGE.row_of(run)): run for run in LM["dual-lm"]("paper")}
     assert {dim for dim, _ in runs} == {1024, 1536, 2048}
     for run in runs.values():
         train = run.train

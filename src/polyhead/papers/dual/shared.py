@@ -2,7 +2,7 @@
 
 All models of a study have as many parameters as dual attention, within 1 %, and the same number of optimiser steps.
 Parameters are matched by the width of the feed-forward layers; for CoRelNet by the width of its first MLP, for PrediNet
-by the number of relations.  Only `split` varies the number of heads.
+by the number of relations.
 
 At small scale: gradients clipped at 1, warm-up and a cosine to a tenth of the rate, the same rate for all models, and
 dropout only on images.
@@ -21,7 +21,7 @@ from polyhead.analysis import figures
 from polyhead.analysis.claims import Verdict, above, mean
 from polyhead.config import Model, Patches, Run
 from polyhead.papers import outcome
-from polyhead.papers.dual.models import BY_PLACE, ROWS, Relations, classifier, label, writer
+from polyhead.papers.dual.models import ROWS, Relations, classifier, label, writer
 from polyhead.papers.outcome import Cells, Column, FigureOutcome, Picture, Rows, Table
 from polyhead.papers.sizes import Scale, Setting, training
 from polyhead.papers.study import Cell, Study
@@ -64,7 +64,7 @@ def run_of(name: str, seed: int, task: Task, model: Model, shape: Scale, setting
 
 
 def model_of(task: Task, row: str, shape: Scale, relations: Relations) -> Model:
-    """Return the model `row` of a task; on games, all have as many parameters as with position symbols."""
+    """Return the model `row` of a task."""
     shape = replace(shape, steps=0)  # sizes do not depend on it
     inputs, outputs = task.ends
     if isinstance(task, Maths | ObjectSorting):
@@ -73,8 +73,7 @@ def model_of(task: Task, row: str, shape: Scale, relations: Relations) -> Model:
     # Patches are normalised around the projection as in the papers; digits are too small for it.
     if isinstance(inputs, Patches) and getattr(task, "data", "") != "digits":
         inputs = replace(inputs, norm=True)
-    standard = BY_PLACE if isinstance(task, RelationalGames) else relations
-    return classifier((inputs, outputs, task.length), row, shape, relations, standard)
+    return classifier((inputs, outputs, task.length), row, shape, relations)
 
 
 def single(name: str, runs: tuple[Run, ...], like: str) -> Run:

@@ -5,7 +5,7 @@ from typing import Any
 
 from polyhead.analysis import figures
 from polyhead.analysis.claims import Estimate, Verdict, above
-from polyhead.papers.hyla.sizes import HYLA
+from polyhead.papers.hyla.rows import HYLA
 from polyhead.papers.outcome import Curves, Figure, FigureOutcome, Picture
 from polyhead.tasks import Score, Sraven
 from polyhead.tasks.sraven import counts as sraven_counts

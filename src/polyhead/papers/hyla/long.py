@@ -6,13 +6,14 @@ a run; it is a test from five seeds on.
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from polyhead.analysis import figures
 from polyhead.analysis.claims import Estimate, Verdict, above, judge
-from polyhead.papers.hyla.rows import ROWS
+from polyhead.papers.hyla.rows import HYLA, ROWS
 from polyhead.papers.outcome import Cells, Curves, FigureOutcome, Picture, Table
-from polyhead.papers.study import FinishedRun, Study
+from polyhead.papers.study import FinishedRun, ModelRow, Study
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.fuzzy_logic.baselines import baselines as fuzzy_baselines
 from polyhead.tasks.sraven.baselines import baselines as raven_baselines
@@ -41,18 +42,15 @@ BASELINES = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian
 RAVEN_BASELINES = {"known_combinations": "Known combinations", "same_slot": "Same slot", "ceiling": "Exact ceiling"}
 # Model, setting or baseline -> its name in figures.
 NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | SETTINGS | BASELINES | RAVEN_BASELINES
-# What the name of a run begins with if its task is not that of the main test.
-TASKS = ("sraven-", "length-16-")
 # Metric of a task -> its name in the figure.
 WORDS = {"r2": "R²", "accuracy": "accuracy"}
+# The models of the long trainings, by the names of their runs.
+LONG = replace(HYLA, models={name: ModelRow(NAMES[name]) for name in (*MAIN, *ABLATIONS, *SETTINGS)})
 
 
 def model_of(point: FinishedRun) -> str:
-    """Return the name of the model that a run trains: the run's name without its task and seed."""
-    name = point.run.name.rpartition("-")[0]
-    for task in TASKS:
-        name = name.removeprefix(task)
-    return name
+    """Return the name of the model that a run trains."""
+    return LONG.row_of(point.run)
 
 
 def of_width(model: str, width: int) -> str:

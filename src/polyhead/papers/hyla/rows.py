@@ -6,25 +6,25 @@ alternative.
 
 from dataclasses import dataclass, replace
 
-from polyhead.config import Experts, FeedForward, Hyla, Linear, Mechanism, Mlp, Run, Softmax, TransformerConfig
+from polyhead.config import Experts, FeedForward, Hyla, Linear, Mechanism, Mlp, Softmax
+from polyhead.papers.study import ModelRow, Paper
+from polyhead.tasks import FuzzyLogic
 
 EXPERTS, TOP_K = 4, 2
 
 
 @dataclass(frozen=True)
-class TableRow:
+class TableRow(ModelRow):
     """One model: `heads` without sizes; `experts`: whether a mixture of experts replaces the feed-forward layer.
 
     `fuzzy` and `sraven` are the paper's mean and standard error over three seeds: compositional R² x 100 on fuzzy
     logic (32 tokens, 70 % held out) and compositional accuracy in per cent on SRAVEN (4 layers, 20 M instances).
     """
 
-    label: str
     heads: Mechanism
     experts: bool = False
     fuzzy: tuple[float, float] | None = None
     sraven: tuple[float, float] | None = None
-    choice: str = ""
 
     def sized(self, heads: int, dim: int) -> Mechanism:
         """Its heads, with number `heads` and width `dim`."""
@@ -94,9 +94,9 @@ ROWS: dict[str, TableRow] = {
             "Alternative: RMSHead first"
         ),
     ),
-    "softmax-moe": TableRow("Softmax + MoE", Softmax(), True, (63.83, 6.07), (57.68, 1.31), _MOE),
-    "linear-moe": TableRow("Linear + MoE", Linear(), True, (60.09, 6.16), (64.34, 4.30), _MOE),
-    "hyla-moe": TableRow("HYLA + MoE", Hyla(), True, (82.37, 6.55), (66.94, 3.94), _MOE),
+    "softmax-moe": TableRow("Softmax + MoE", Softmax(), True, (63.83, 6.07), (57.68, 1.31), choice=_MOE),
+    "linear-moe": TableRow("Linear + MoE", Linear(), True, (60.09, 6.16), (64.34, 4.30), choice=_MOE),
+    "hyla-moe": TableRow("HYLA + MoE", Hyla(), True, (82.37, 6.55), (66.94, 3.94), choice=_MOE),
 }
 
 # Models beyond the paper.
@@ -109,18 +109,13 @@ OURS: dict[str, TableRow] = {
 }
 
 
-def row_of(run: Run) -> str:
-    """The name of the row whose model `run` trains.  Raises ValueError for a model of no row."""
-    if isinstance(run.model, TransformerConfig) and len(run.model.layer_heads(0)) == 1:
-        (group,) = run.model.layer_heads(0)
-        without_sizes = replace(group, heads=8, dim=None, value_dim=None, impl="auto")
-        has_experts = isinstance(run.model.feedforward, Experts)
-        for name, row in (ROWS | OURS).items():
-            if row.heads == without_sizes and row.experts == has_experts:
-                return name
-    raise ValueError(f"row_of: {run.name} is none of the models of Table A1")
-
-
-def label(model: str) -> str:
-    """The label of a model in figures."""
-    return (ROWS | OURS)[model].label
+HYLA = Paper(
+    "Attention as a hypernetwork",
+    ROWS | OURS,
+    {
+        "task": lambda run: "fuzzy" if isinstance(run.task, FuzzyLogic) else run.task.name,
+        "held out": lambda run: getattr(run.task, "held_out", None),
+        "features": lambda run: getattr(run.task, "features", None),
+    },
+)
+label = HYLA.label

@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from polyhead.config import FeedForward, Learned, Mechanism, Run, TransformerConfig
-from polyhead.papers.hyla.rows import OURS, ROWS, label, row_of
+from polyhead.papers.hyla.rows import OURS, ROWS
 from polyhead.papers.sizes import SMOKE, Scale, Setting, one_setting, training
-from polyhead.papers.study import Paper
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.base import Task
@@ -66,17 +65,6 @@ SRAVEN: dict[str, Scale] = {
     ),
 }
 # fmt: on
-
-HYLA = Paper(
-    "Attention as a hypernetwork",
-    row_of,
-    label,
-    {
-        "task": lambda run: "fuzzy" if isinstance(run.task, FuzzyLogic) else run.task.name,
-        "held out": lambda run: getattr(run.task, "held_out", None),
-        "features": lambda run: getattr(run.task, "features", None),
-    },
-)
 
 
 def fuzzy_task(scale: str, seed: int, *, held_out: float = 0.7, length: int | None = None) -> FuzzyLogic:

@@ -1,7 +1,6 @@
-"""Language models by kind of heads: `lm-bytes` and `lm-long` (ours), and Figure 6 of Schug et al. 2024 (HYLA on C4)."""
+"""Language models by kind of heads: `lm-bytes` (ours), and Figure 6 of Schug et al. 2024 (HYLA on C4)."""
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -11,7 +10,7 @@ from polyhead.config import Rotary, Run
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE, SMOKE_PAIRS, LanguageScale, label
 from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, notes_of, one_text, table
 from polyhead.papers.outcome import Cells, Figure, FigureOutcome, Panel, Picture, scores_of, seed_caption
-from polyhead.papers.sizes import size, widened
+from polyhead.papers.sizes import size
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
 
@@ -62,18 +61,6 @@ def lm_bytes(scale: str = "small") -> tuple[Run, ...]:
     return compared("bytes", COMPARED, size(BYTES, scale))
 
 
-def lm_long(scale: str = "small") -> tuple[Run, ...]:
-    """The softmax model of `lm-bytes`, larger and trained longer: below the 1.81 bits per byte of zlib.
-
-    polyhead reproduce lm-long.
-    """
-    shape = size(BYTES, scale)
-    # 1.5 times the width, twice the context and 16/15 of the updates: about twice the tokens.
-    steps = 16 * shape.steps // 15
-    longer = replace(widened(shape, 1.5), length=2 * shape.length, steps=steps, lrs=(0.75 * shape.lrs[0],))
-    return compared("long", ("softmax",), longer)
-
-
 def fig_6(scale: str = "small") -> tuple[Run, ...]:
     """Fig. 6: loss on C4 during training; softmax, linear, HYLA.
 
@@ -98,16 +85,15 @@ def single(row: str) -> Callable[[], Run]:
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
-# Cells by model and the baselines of the held-out text.
-Claim = Callable[[Cells, Mapping[str, float]], list[Verdict]]
+# Cells by model -> verdicts.
+Claim = Callable[[Cells], list[Verdict]]
 
-ZLIB = 1.81  # bits per byte of Python 3.11's standard library as one stream, level 9
 COMPRESSED_TOKENS = 1 << 24  # most tokens to compress
 # Bits per byte that minutes on a CPU should reach; single runs have errors over sequences.
 ENOUGH = 2.2
 
 
-def bytes_claims(cells: Cells, levels: Mapping[str, float]) -> list[Verdict]:
+def bytes_claims(cells: Cells) -> list[Verdict]:
     """The claims of `lm-bytes`: without those whose models were not run."""
     parts = {}
     for model, score in cells.map(ending).items():
@@ -118,18 +104,7 @@ def bytes_claims(cells: Cells, levels: Mapping[str, float]) -> list[Verdict]:
     return verdicts + lower("dual attention is better than softmax heads", scores, "dual", "softmax")
 
 
-def long_claims(cells: Cells, levels: Mapping[str, float]) -> list[Verdict]:
-    """The claim of `lm-long`: every model is below zlib, of the same files and of the whole library."""
-    of_zlib = {"all of the library": ZLIB}
-    if levels:
-        of_zlib = {"the same files": levels["zlib"], **of_zlib}
-    parts = {}
-    for (text, level), (model, score) in itertools.product(of_zlib.items(), cells.map(ending).items()):
-        parts[f"zlib on {text}, {level:.3f} − {label(model)}"] = constant(level) - score
-    return [above("fewer bits per byte of held-out files than zlib takes", parts)]
-
-
-def fig_6_claims(cells: Cells, levels: Mapping[str, float]) -> list[Verdict]:
+def fig_6_claims(cells: Cells) -> list[Verdict]:
     """The claims of Fig. 6: HYLA is better than linear attention, and closer to softmax heads."""
     scores = scores_of(cells, "iid")
     if not {"hyla", "linear", "softmax"} <= set(scores.keys()):
@@ -179,17 +154,17 @@ def curves(study: Study, claim: Claim) -> FigureOutcome:
     return FigureOutcome(
         pictures=[Picture(study.figure, caption, figure)],
         table=rows,
-        verdicts=claim(cells, levels) if is_same else (),
+        verdicts=claim(cells) if is_same else (),
         notes=notes_of(cells, set(cells.index), text, compressors),
         numbers=numbers,
     )
 
 
-_BYTES, _LONG = "Language models of bytes", "A language model of bytes, longer"
 _TPU = "72-100 hours on 16 TPU v5e"
 FIGURES = {
-    "lm-bytes": Figure(_BYTES, LANGUAGE, partial(curves, claim=bytes_claims), lm_bytes, minutes=41.7),
-    "lm-long": Figure(_LONG, LANGUAGE, partial(curves, claim=long_claims), lm_long, minutes=37.3),
+    "lm-bytes": Figure(
+        "Language models of bytes", LANGUAGE, partial(curves, claim=bytes_claims), lm_bytes, minutes=41.7
+    ),
     "fig-6": Figure(
         "Fig. 6: language modelling", LANGUAGE, partial(curves, claim=fig_6_claims), fig_6, minutes=29.6, gpu=_TPU
     ),

@@ -9,26 +9,31 @@ import functools
 from dataclasses import dataclass, replace
 
 from polyhead import config
-from polyhead.config import FeedForward, Mechanism, Mlp, Run, Softmax, Swiglu, SymbolicAttention, TransformerConfig
+from polyhead.config import Mechanism, Mlp, Softmax, Swiglu, SymbolicAttention, TransformerConfig
 from polyhead.models.size import match, parameters
-from polyhead.papers.dual.models import AXES, CLOSE, ModelLabel
+from polyhead.papers.dual.models import CLOSE
 from polyhead.papers.sizes import Scale
-from polyhead.papers.study import Paper
+from polyhead.papers.study import ModelRow, Paper
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import Text
 
 # Name -> model.
-ROWS: dict[str, ModelLabel] = {
-    "softmax": ModelLabel("Softmax"),
-    "linear": ModelLabel("Linear"),
-    "hyla": ModelLabel("HYLA"),
-    "dual": ModelLabel(
-        "Dual attention", "half of the heads are softmax, half relational, which read symbols from a library"
+ROWS: dict[str, ModelRow] = {
+    "softmax": ModelRow("Softmax"),
+    "linear": ModelRow("Linear"),
+    "hyla": ModelRow("HYLA"),
+    "dual": ModelRow(
+        "Dual attention", choice="half of the heads are softmax, half relational, which read symbols from a library"
     ),
-    "disentangled": ModelLabel("Softmax + disentangled", "half of the heads each, symbols from a library"),
-    "abstractor-heads": ModelLabel("Softmax + Abstractor heads", "half of the heads each, symbols from a library"),
-    "mixture": ModelLabel("Softmax + HYLA + relational", "half of the heads are softmax, a quarter each of the others"),
+    "disentangled": ModelRow("Softmax + disentangled", choice="half of the heads each, symbols from a library"),
+    "abstractor-heads": ModelRow("Softmax + Abstractor heads", choice="half of the heads each, symbols from a library"),
+    "mixture": ModelRow(
+        "Softmax + HYLA + relational", choice="half of the heads are softmax, a quarter each of the others"
+    ),
 }
+
+LANGUAGE = Paper("language models", ROWS)
+label = LANGUAGE.label
 
 COUNTS = {"bytes": 256, "hub:openai-community/gpt2": 50_257}
 
@@ -93,64 +98,24 @@ def heads_by_row(shape: LanguageScale) -> dict[str, tuple[Mechanism, ...]]:
     }
 
 
-# The kinds of heads in a layer -> the row.
-KINDS = {tuple(map(type, heads)): row for row, heads in heads_by_row(SMOKE).items()}
-
-
-def feedforward(act: str, hidden: int) -> FeedForward:
-    """A feed-forward layer without biases: SwiGLU, or an MLP with any activation."""
-    return Swiglu(hidden) if act == "swiglu" else Mlp(hidden, act, bias=False)
-
-
 @functools.cache
 def model(row: str, shape: LanguageScale, *, matched: bool = True) -> TransformerConfig:
     """The model `row`; `matched`: its feed-forward width gives it the parameter count of softmax heads."""
     heads = heads_by_row(shape)
+    feedforward = Swiglu(shape.hidden) if shape.act == "swiglu" else Mlp(shape.hidden, shape.act, bias=False)
     settings = TransformerConfig(
         inputs=config.Tokens(shape.vocabulary),
         outputs=config.Logits(shape.vocabulary, tied=shape.tied, scaled=shape.tied),
         dim=shape.dim,
         layers=shape.layers,
         heads=heads[one_of("recipes", "model", row, heads)],
-        feedforward=feedforward(shape.act, shape.hidden),
+        feedforward=feedforward,
         positions=shape.positions,
         max_length=shape.length,
         causal=True,
         norm=shape.norm,
-        norm_order=shape.norm_order,
         init=shape.init,
     )
     if row == "softmax" or not matched:
         return settings
     return match(settings, parameters(model("softmax", shape)), field="hidden", tolerance=CLOSE)
-
-
-def row_of(run: Run) -> str:
-    """The name of the row whose model `run` trains, by its heads.  Raises ValueError for a model of no row."""
-    kinds = tuple(map(type, run.transformer.layer_heads(0)))
-    if kinds not in KINDS:
-        raise ValueError(f"row_of: {run.name} is none of the language models of the studies")
-    return KINDS[kinds]
-
-
-def label(model: str) -> str:
-    """The label of a model in figures."""
-    return ROWS[model].label
-
-
-def feedforward_of(run: Run) -> str | None:
-    """The label of its feed-forward layers."""
-    layer = run.transformer.feedforward
-    if isinstance(layer, Swiglu):
-        return "SwiGLU"
-    if isinstance(layer, Mlp):
-        return {"silu": "SiLU", "relu": "ReLU", "gelu_tanh": "GELU"}[layer.act]
-    return None
-
-
-LANGUAGE = Paper(
-    "language models",
-    row_of,
-    label,
-    {**AXES, "feedforward": feedforward_of, "norm order": lambda run: run.transformer.norm_order},
-)

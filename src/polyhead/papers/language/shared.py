@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from polyhead.analysis.claims import Scores, Verdict, above
-from polyhead.config import Run, SymbolicAttention, TransformerConfig
+from polyhead.config import Run, SymbolicAttention
 from polyhead.papers.language.models import ROWS, LanguageScale, label, model
 from polyhead.papers.outcome import Rows, choices, condition_text, score_row, settings_note
-from polyhead.papers.sizes import Setting, training
+from polyhead.papers.sizes import training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
 
@@ -26,27 +26,18 @@ LIBRARY = SymbolicAttention(count=64, heads=4, trainable=False)
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def compared(name: str, rows: Sequence[str], shape: LanguageScale, *, matched: bool = True) -> tuple[Run, ...]:
-    """Return the runs of every model, setting and seed of `shape`."""
-    return trained(name, {row: model(row, shape, matched=matched) for row in rows}, shape)
-
-
-def trained(name: str, models: Mapping[str, TransformerConfig], shape: LanguageScale) -> tuple[Run, ...]:
-    """Return the runs of models by name, with every setting and seed of `shape`."""
+    """Return the runs of every model, setting and seed, which are scored on held-out text during training, too."""
     runs = []
-    for seed, (row, settings), setting in itertools.product(range(shape.seeds), models.items(), shape.grid()):
-        runs.append(run_of(f"{name}-{row}-{seed}", settings, shape, setting, seed))
+    for seed, row, setting in itertools.product(range(shape.seeds), rows, shape.grid()):
+        train = replace(
+            training(shape, setting, SPLITS),
+            eval_every=max(shape.steps // shape.evaluations, 1),
+            precision=shape.precision,
+            accumulate=shape.accumulate,
+        )
+        settings = model(row, shape, matched=matched)
+        runs.append(Run(name=f"{name}-{row}-{seed}", task=shape.task, model=settings, train=train, seed=seed))
     return tuple(runs)
-
-
-def run_of(name: str, settings: TransformerConfig, shape: LanguageScale, setting: Setting, seed: int) -> Run:
-    """A run that is scored on held-out text during training and at its end."""
-    train = replace(
-        training(shape, setting, SPLITS),
-        eval_every=max(shape.steps // shape.evaluations, 1),
-        precision=shape.precision,
-        accumulate=shape.accumulate,
-    )
-    return Run(name=name, task=shape.task, model=settings, train=train, seed=seed)
 
 
 def lower(claim: str, scores: Scores, first: str, second: str) -> list[Verdict]:
