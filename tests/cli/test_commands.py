@@ -17,7 +17,7 @@ from polyhead.cli import listing, main, output, train as cli_train
 from polyhead.cli.dispatch import VERBS
 from polyhead.cli.train import configure
 from polyhead.config import save
-from polyhead.layers.symbols import PositionSymbols
+from polyhead.layers.symbols import build_symbols
 from polyhead.pages import report
 from polyhead.papers import recipes
 from polyhead.scale.sweep import Failure
@@ -101,7 +101,7 @@ def test_the_listed_parameters_and_work_are_those_of_a_layer(mechanism, dim, hea
     layer = ph.MultiHeadAttention(dim, [getattr(ph, mechanism.config)(heads, impl="reference")], own_symbols=False)
     count = sum(p.numel() for p in layer.parameters())
     assert f"\n= {count // heads:,}; {heads} heads: {count:,}\n" in size + "\n"
-    symbols = sum(p.numel() for p in PositionSymbols(dim, max_length=tokens).parameters())
+    symbols = sum(p.numel() for p in build_symbols(ph.PositionSymbols(), dim, max_length=tokens).parameters())
     assert size.endswith(f"layers:\ns m = {symbols:,}") == mechanism.reads_symbols
     x = torch.randn(1, tokens, dim)
     with FlopCounterMode(display=False) as counter, torch.no_grad():

@@ -7,15 +7,9 @@ import torch
 from refusals import refused
 from torch.testing import assert_close
 
-from polyhead import config
+import polyhead as ph
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.symbols import (
-    PositionSymbols,
-    RelationalSymbols,
-    RelativeSymbols,
-    SymbolicAttention,
-    build_symbols,
-)
+from polyhead.layers.symbols import build_symbols
 
 F64 = torch.float64
 
@@ -26,7 +20,7 @@ def softmax(scores):
 
 
 def test_symbolic_attention_by_hand():
-    source = SymbolicAttention(8, 6, count=3, heads=2, dtype=F64)
+    source = build_symbols(ph.SymbolicAttention(dim=6, count=3, heads=2), 8, dtype=F64)
     x = torch.randn(2, 4, 8, dtype=F64)
     got, weights = source(x), source.assignments(x)
     assert got.shape == (2, 4, 6)
@@ -46,8 +40,8 @@ def test_symbolic_attention_by_hand():
 @pytest.mark.parametrize("include_self", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 def test_relational_symbols_by_hand(causal, include_self, normalise):
-    options = {"neighbours": 2, "relations": 2, "include_self": include_self, "normalise": normalise}
-    source = RelationalSymbols(8, 6, count=3, heads=2, causal=causal, dtype=F64, **options)
+    options = {"dim": 6, "neighbours": 2, "relations": 2, "include_self": include_self, "normalise": normalise}
+    source = build_symbols(ph.RelationalSymbols(count=3, heads=2, **options), 8, causal=causal, dtype=F64)
     x = torch.randn(1, 5, 8, dtype=F64)
     q, k = source.q(x)[0], source.k(x)[0]
     if causal:
@@ -68,41 +62,44 @@ def test_relational_symbols_by_hand(causal, include_self, normalise):
 
 def test_positions_and_offsets():
     x = torch.zeros(3, 4, 8)
-    position = PositionSymbols(5, 6)
+    position = build_symbols(ph.PositionSymbols(), 5, max_length=6)
     assert_close(position(x), position.table[None, :4], atol=0, rtol=0)
     assert_close(position(x[:, :2], first=4), position.table[None, 4:], atol=0, rtol=0)
-    relative = RelativeSymbols(5, 6)
+    relative = build_symbols(ph.RelativeSymbols(), 5, max_length=6)
     assert_close(relative(x), relative.table, atol=0, rtol=0)
     assert relative.table.shape == (11, 5)
-    assert RelativeSymbols(5, 6, 2).table.shape == (5, 5)
+    assert build_symbols(ph.RelativeSymbols(distance=2), 5, max_length=6).table.shape == (5, 5)
 
 
 def test_a_frozen_library_is_kept_but_not_trained():
-    free, frozen = (SymbolicAttention(8, count=3, trainable=trainable) for trainable in (True, False))
+    free, frozen = (build_symbols(ph.SymbolicAttention(count=3, trainable=trainable), 8) for trainable in (True, False))
     assert "library" in dict(free.named_parameters())
     assert "library" not in dict(frozen.named_parameters())
-    assert "library" in frozen.state_dict()
     frozen.load_state_dict(free.state_dict())
     x = torch.randn(1, 2, 8)
     assert_close(frozen(x), free(x), atol=0, rtol=0)
     assert frozen.double().library.dtype == F64
+    for dim, symbol_dim, heads in ((64, 64, 4), (6, 64, 2), (64, 9, 1), (12, 20, 4)):  # by default they divide both
+        assert build_symbols(ph.SymbolicAttention(dim=symbol_dim), dim).heads == heads
 
 
-def test_heads_by_default_divide_both_widths():
-    for dim, symbol_dim, heads in ((64, 64, 4), (6, 64, 2), (64, 9, 1), (12, 20, 4)):
-        assert build_symbols(config.SymbolicAttention(dim=symbol_dim), dim).heads == heads
+def near(dim, **options):
+    return build_symbols(ph.RelationalSymbols(**options), dim)
 
 
 MISTAKES = {
-    "SymbolicAttention: m = 8 but x (b s m) = (1, 7, 4)": lambda x: SymbolicAttention(8)(x),
-    "RelationalSymbols: m = 8 but x (b s m) = (1, 7, 4)": lambda x: RelationalSymbols(8)(x),
-    "PositionSymbols: 7 positions but max_length is 6": lambda x: PositionSymbols(4, 6)(x[:, :3], first=4),
-    "RelativeSymbols: 7 positions but max_length is 6: give distance= to clip": lambda x: RelativeSymbols(4, 6)(x),
-    "a cache needs causal=True": lambda x: RelationalSymbols(4, causal=False)(x, cache=LayerCache()),
-    "first = 2 needs the tokens before it": lambda x: RelationalSymbols(4)(x, first=2),
-    "relations must divide 6 but is 4": lambda x: RelationalSymbols(6, relations=4),
-    "heads must divide 12 and 9 but is 2": lambda x: build_symbols(config.SymbolicAttention(dim=9, heads=2), 12),
-    "SymbolicAttention: heads must divide 4 but is 0": lambda x: SymbolicAttention(4, heads=0),
+    "SymbolicAttention: m = 8 but x (b s m) = (1, 7, 4)": lambda x: build_symbols(ph.SymbolicAttention(), 8)(x),
+    "RelationalSymbols: m = 8 but x (b s m) = (1, 7, 4)": lambda x: near(8)(x),
+    "PositionSymbols: 7 positions but max_length is 6": lambda x: build_symbols(ph.PositionSymbols(), 4, max_length=6)(
+        x[:, :3], first=4
+    ),
+    "RelativeSymbols: 7 positions but max_length is 6: give distance= to clip": lambda x: build_symbols(
+        ph.RelativeSymbols(), 4, max_length=6
+    )(x),
+    "a cache needs causal=True": lambda x: near(4)(x, cache=LayerCache()),
+    "first = 2 needs the tokens before it": lambda x: near(4, causal=True)(x, first=2),
+    "relations must divide 6 but is 4": lambda x: near(6, relations=4),
+    "heads must divide 12 and 9 but is 2": lambda x: build_symbols(ph.SymbolicAttention(dim=9, heads=2), 12),
 }
 
 

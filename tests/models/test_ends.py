@@ -26,7 +26,7 @@ IMAGES = ph.TransformerConfig(
 @pytest.mark.parametrize("norm", [False, True])
 @pytest.mark.parametrize("class_token", [False, True])
 def test_patches_go_row_by_row(norm, class_token):
-    end = PatchInput((3, 4, 6), (2, 3), 8, norm=norm, class_token=class_token, dtype=F64)
+    end = PatchInput(ph.Patches((3, 4, 6), (2, 3), norm=norm, class_token=class_token), 8, dtype=F64)
     for parameter in end.parameters():
         torch.nn.init.normal_(parameter)
     images = torch.randn(2, 3, 4, 6, dtype=F64)
@@ -45,14 +45,14 @@ def test_patches_go_row_by_row(norm, class_token):
 
 
 def test_the_mean_is_over_real_tokens():
-    end = ClassOutput(8, 3, dtype=F64)
+    end = ClassOutput(ph.Classes(3), 8, dtype=F64)
     x, mask = torch.randn(3, 5, 8, dtype=F64), torch.ones(3, 5, dtype=torch.bool)
     mask[1, 2:], mask[2] = False, False
     x[1, 2:] = float("nan")  # never read
     seen = torch.stack([x[0].mean(0), x[1, :2].mean(0), torch.zeros(8, dtype=F64)])
     assert_close(end(x, mask), end.linear(seen)[:, None])
     assert_close(end(x[:1]), end.linear(seen[:1])[:, None])
-    first, image = ClassOutput(8, 3, pool="class", dtype=F64), torch.zeros(2, 3, 4, 6)
+    first, image = ClassOutput(ph.Classes(3, "class"), 8, dtype=F64), torch.zeros(2, 3, 4, 6)
     assert ph.Transformer(IMAGES).length(image) == ph.Transformer(IMAGES).inputs(image).shape[1] == 5
     assert_close(first(x, mask), first.linear(x[:, :1]))
 

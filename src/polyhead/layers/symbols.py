@@ -35,11 +35,11 @@ SYMBOL_HEADS = 4
 _ALONE = (f"alone {n}" for n in itertools.count())
 
 
-def _heads(kind: str, heads: int | None, *widths: int) -> int:
+def _heads(heads: int | None, dim: int, symbol_dim: int) -> int:
     if heads is None:
-        return math.gcd(SYMBOL_HEADS, *widths)
-    if heads < 1 or any(width % heads for width in widths):
-        raise ValueError(f"{kind}: heads must divide {' and '.join(map(str, dict.fromkeys(widths)))} but is {heads}")
+        return math.gcd(SYMBOL_HEADS, dim, symbol_dim)
+    if dim % heads or symbol_dim % heads:
+        raise ValueError(f"SymbolicAttention: heads must divide {dim} and {symbol_dim} but is {heads}")
     return heads
 
 
@@ -82,32 +82,20 @@ class SymbolModule(nn.Module, abc.ABC):
 class SymbolicAttention(SymbolModule):
     """Each token retrieves from a library of `count` learned symbols, by softmax attention over their templates.
 
-    >>> SymbolicAttention(64, count=10)(torch.randn(2, 7, 64)).shape
-    torch.Size([2, 7, 64])
-
-    `symbol_dim`: width of a symbol, by default `dim`.  `trainable=False`: the library is a random constant in the state
-    dict, not a parameter; the templates are always learned.
+    If the library is not `trainable`, it is a random constant in the state dict, not a parameter; the templates are
+    always learned.
     """
 
-    def __init__(
-        self,
-        dim: int,
-        symbol_dim: int | None = None,
-        *,
-        count: int = 64,
-        heads: int | None = None,
-        trainable: bool = True,
-        **placement: Unpack[Placement],
-    ) -> None:
+    def __init__(self, source: config.SymbolicAttention, dim: int, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.dim = dim
-        self.symbol_dim = symbol_dim or dim
-        self.heads = _heads("SymbolicAttention", heads, self.dim, self.symbol_dim)
+        self.symbol_dim = source.dim or dim
+        self.heads, count = _heads(source.heads, dim, self.symbol_dim), source.count
         self.query = nn.Linear(dim, dim, **placement)
         self.templates = nn.Parameter(torch.empty(count, dim, **placement))
         library = torch.empty(count, self.symbol_dim, **placement)
         self.library: Tensor
-        if trainable:
+        if source.trainable:
             self.library = nn.Parameter(library)
         else:
             self.register_buffer("library", library)
@@ -154,16 +142,9 @@ class RelationalSymbols(SymbolModule):
 
     def __init__(
         self,
+        source: config.RelationalSymbols,
         dim: int,
-        symbol_dim: int | None = None,
         *,
-        count: int = 64,
-        heads: int | None = None,
-        trainable: bool = True,
-        neighbours: int = 2,
-        relations: int = 4,
-        include_self: bool = False,
-        normalise: bool = True,
         causal: bool = True,
         place: Hashable = None,
         **placement: Unpack[Placement],
@@ -172,15 +153,17 @@ class RelationalSymbols(SymbolModule):
         if place is None:
             place = next(_ALONE)
         self.place = ("neighbours", place)
-        if dim % relations:
-            raise ValueError(f"RelationalSymbols: relations must divide {dim} but is {relations}")
-        self.dim, self.neighbours, self.relations = dim, neighbours, relations
-        self.normalise, self.causal = normalise, causal
-        self.steps = neighbour_steps(neighbours, include_self, causal)
+        if dim % source.relations:
+            raise ValueError(f"RelationalSymbols: relations must divide {dim} but is {source.relations}")
+        self.dim, self.neighbours, self.relations = dim, source.neighbours, source.relations
+        self.normalise, self.causal = source.normalise, causal
+        if source.causal is not None:
+            self.causal = source.causal
+        self.steps = neighbour_steps(source.neighbours, source.include_self, self.causal)
         self.q = nn.Linear(dim, dim, **placement)
         self.k = nn.Linear(dim, dim, **placement)
-        self.map = nn.Linear(len(self.steps) * relations, dim, **placement)
-        self.symbolic = SymbolicAttention(dim, symbol_dim, count=count, heads=heads, trainable=trainable, **placement)
+        self.map = nn.Linear(len(self.steps) * self.relations, dim, **placement)
+        self.symbolic = SymbolicAttention(source, dim, **placement)
         self.symbol_dim = self.symbolic.symbol_dim
 
     def _seen(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
@@ -275,10 +258,12 @@ def neighbour_steps(neighbours: int, include_self: bool, causal: bool) -> tuple[
 class PositionSymbols(SymbolModule):
     """A learned symbol for each position; `table` is (max_length, dim)."""
 
-    def __init__(self, dim: int, max_length: int, **placement: Unpack[Placement]) -> None:
+    def __init__(
+        self, source: config.PositionSymbols, dim: int, max_length: int, **placement: Unpack[Placement]
+    ) -> None:
         super().__init__()
-        self.symbol_dim, self.max_length = dim, max_length
-        self.table = nn.Parameter(torch.empty(max_length, dim, **placement))
+        self.symbol_dim, self.max_length = source.dim or dim, max_length
+        self.table = nn.Parameter(torch.empty(max_length, self.symbol_dim, **placement))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -306,15 +291,17 @@ class RelativeSymbols(SymbolModule):
     `distance` None means max_length - 1, and longer sequences raise ValueError.  Otherwise larger offsets are clipped.
     """
 
-    def __init__(self, dim: int, max_length: int, distance: int | None = None, **placement: Unpack[Placement]) -> None:
+    longest: int | None
+
+    def __init__(
+        self, source: config.RelativeSymbols, dim: int, max_length: int, **placement: Unpack[Placement]
+    ) -> None:
         super().__init__()
-        self.symbol_dim = dim
-        self.longest: int | None = None
-        if distance is None:
+        self.symbol_dim = source.dim or dim
+        self.longest, self.distance = None, source.distance or max_length - 1
+        if source.distance is None:
             self.longest = max_length
-            distance = max_length - 1
-        self.distance = distance
-        self.table = nn.Parameter(torch.empty(2 * self.distance + 1, dim, **placement))
+        self.table = nn.Parameter(torch.empty(2 * self.distance + 1, self.symbol_dim, **placement))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -355,17 +342,10 @@ def build_symbols(
     Raises ValueError for an unknown source.
     """
     check_source("build_symbols", source)
-    width = source.dim or dim
     if isinstance(source, config.PositionSymbols):
-        return PositionSymbols(width, max_length, **placement)
+        return PositionSymbols(source, dim, max_length, **placement)
     if isinstance(source, config.RelativeSymbols):
-        return RelativeSymbols(width, max_length, source.distance, **placement)
-    library: dict[str, Any] = {"count": source.count, "heads": source.heads, "trainable": source.trainable}
-    library |= placement
-    if not isinstance(source, config.RelationalSymbols):
-        return SymbolicAttention(dim, width, **library)
-    for name in ("neighbours", "relations", "include_self", "normalise"):
-        library[name] = getattr(source, name)
-    if source.causal is not None:
-        causal = source.causal
-    return RelationalSymbols(dim, width, causal=causal, place=place, **library)
+        return RelativeSymbols(source, dim, max_length, **placement)
+    if isinstance(source, config.RelationalSymbols):
+        return RelationalSymbols(source, dim, causal=causal, place=place, **placement)
+    return SymbolicAttention(source, dim, **placement)

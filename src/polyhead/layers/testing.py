@@ -128,20 +128,6 @@ def _cache(mechanism: Mechanism) -> None:
     _same(steps, layer(x), "a cached step is not the uncached one")
 
 
-def _export(mechanism: Mechanism) -> None:
-    """torch.export accepts a layer for any batch size and length, and the exported program computes the same."""
-    layer, x = _layer(mechanism, causal=True), _tokens(mechanism)
-    sizes = {"x": {0: torch.export.Dim("b"), 1: torch.export.Dim("t", max=2 * TOKENS)}}
-    with torch.no_grad():
-        try:
-            program = torch.export.export(layer, (x,), dynamic_shapes=sizes)
-        except Exception as error:
-            message = str(error).strip().partition("\n")[0]
-            raise AssertionError(f"torch.export refuses a layer of any batch size and length: {message}") from error
-        for other in (x, _tokens(mechanism, 3, TOKENS + 2)):
-            _same(program.module()(other), layer(other), "the exported layer computes something else")
-
-
 def _file(mechanism: Mechanism) -> None:
     """The mechanism is written to a file and read back as an equal value, and its parameters load."""
     for kind in foreign(mechanism):
@@ -154,6 +140,6 @@ def _file(mechanism: Mechanism) -> None:
     _same(other(x), layer(x), "a layer that is loaded computes something else")
 
 
-CHECKS = (_parity, _causality, _masks, _packing, _dropout, _gradients, _cache, _export, _file)
+CHECKS = (_parity, _causality, _masks, _packing, _dropout, _gradients, _cache, _file)
 PROMISES: dict[str, Callable[[Mechanism], None]] = {check.__name__.removeprefix("_"): check for check in CHECKS}
 """Name of a promise -> its check."""

@@ -4,6 +4,7 @@ values or classes."""
 from typing import Unpack
 
 import torch
+from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,7 +17,6 @@ from polyhead.layers.projection import plain
 from polyhead.ops.cross_entropy import chunked_cross_entropy, chunked_guesses
 from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.precision import product_dtype
-from polyhead.spec.shapes import one_of
 
 
 class TokenInput(nn.Module):
@@ -25,12 +25,12 @@ class TokenInput(nn.Module):
     Embeddings (b t m), from the table or not, may be given instead of tokens.
     """
 
-    def __init__(self, count: int, dim: int, *, scaled: bool = False, **placement: Unpack[Placement]) -> None:
+    def __init__(self, end: config.Tokens, dim: int, **placement: Unpack[Placement]) -> None:
         super().__init__()
         self.factor = 1.0
-        if scaled:
+        if end.scaled:
             self.factor = dim**0.5
-        self.table = nn.Embedding(count, dim, **placement)
+        self.table = nn.Embedding(end.count, dim, **placement)
 
     def forward(self, tokens: Tensor) -> Float[Tensor, "b t m"]:
         if tokens.ndim == 3 and tokens.is_floating_point() and tokens.shape[-1] == self.table.embedding_dim:
@@ -55,10 +55,10 @@ class TokenInput(nn.Module):
 class VectorInput(nn.Module):
     """Vectors (b t size) through a linear map."""
 
-    def __init__(self, size: int, dim: int, *, bias: bool = True, **placement: Unpack[Placement]) -> None:
+    def __init__(self, end: config.Vectors, dim: int, **placement: Unpack[Placement]) -> None:
         super().__init__()
-        self.size = size
-        self.linear = nn.Linear(size, dim, bias=bias, **placement)
+        self.size = end.size
+        self.linear = nn.Linear(end.size, dim, bias=end.bias, **placement)
 
     def forward(self, vectors: Float[Tensor, "..."]) -> Float[Tensor, "b t m"]:
         if vectors.ndim != 3 or vectors.shape[-1] != self.size:
@@ -72,32 +72,23 @@ class PatchInput(nn.Module):
     A patch is the vector of its pixels, row by row; the channels of a pixel are adjacent.  `norm`: LayerNorms before
     and after the map.  `class_token`: a learned token before all patches.
 
-    >>> PatchInput((3, 36, 36), (12, 12), 64, class_token=True)(torch.randn(2, 3, 36, 36)).shape
+    >>> PatchInput(Patches((3, 36, 36), (12, 12), class_token=True), 64)(torch.randn(2, 3, 36, 36)).shape
     torch.Size([2, 10, 64])
     """
 
-    def __init__(
-        self,
-        image: tuple[int, int, int],
-        patch: tuple[int, int],
-        dim: int,
-        *,
-        norm: bool = False,
-        class_token: bool = False,
-        **placement: Unpack[Placement],
-    ) -> None:
+    def __init__(self, end: config.Patches, dim: int, **placement: Unpack[Placement]) -> None:
         super().__init__()
-        self.image, self.patch = image, patch
-        size = image[0] * patch[0] * patch[1]
+        self.image, self.patch = end.image, end.patch
+        size = end.image[0] * end.patch[0] * end.patch[1]
         self.norm: nn.Module = nn.Identity()
-        if norm:
+        if end.norm:
             self.norm = LayerNorm(size, **placement)
         self.linear = nn.Linear(size, dim, **placement)
         self.norm_out: nn.Module = nn.Identity()
-        if norm:
+        if end.norm:
             self.norm_out = LayerNorm(dim, **placement)
         self.class_token: nn.Embedding | None = None
-        if class_token:
+        if end.class_token:
             self.class_token = nn.Embedding(1, dim, **placement)
 
     def forward(self, images: Float[Tensor, "..."]) -> Float[Tensor, "b t m"]:
@@ -107,10 +98,9 @@ class PatchInput(nn.Module):
             raise ValueError(
                 f"Transformer: floating images (b, {expected}) (b c height width) were wanted but {got} came"
             )
-        # Cut both axes, (b rows columns p q c), then join: (b rows*columns p*q*c), one vector of pixels per patch.
-        (c, height, width), (p, q) = self.image, self.patch
-        cut = images.reshape(images.shape[0], c, height // p, p, width // q, q).permute(0, 2, 4, 3, 5, 1)
-        x = self.norm_out(self.linear(self.norm(cut.flatten(3).flatten(1, 2))))
+        p, q = self.patch
+        pixels = rearrange(images, "b c (row p) (column q) -> b (row column) (p q c)", p=p, q=q)
+        x = self.norm_out(self.linear(self.norm(pixels)))
         if self.class_token is None:
             return x
         first = self.class_token(torch.zeros(1, 1, dtype=torch.long, device=x.device))
@@ -133,43 +123,38 @@ class LazyLogits:
         dtype = product_dtype(x)
         self.x, self.weight, self.factor = x.to(dtype), weight.to(dtype), factor
         self.bias = None if bias is None else bias.to(dtype)
-        self.known: tuple[Tensor, int, Tensor, Tensor] | None = None
+        self.scored: tuple[Tensor, int, Tensor, Tensor] | None = None
 
     def cross_entropy(self, targets: Int[Tensor, "b t"]) -> Float[Tensor, "b t"]:
         """The cross entropy of each of `targets`, in nats."""
         # With gradients each call needs its own graph.  Without, one pass gives losses and classes, for both methods.
         if torch.is_grad_enabled():
             return chunked_cross_entropy(*self._given(targets), factor=self.factor).view(targets.shape)
-        if self.known is None or self.known[0] is not targets or self.known[1] != _version(targets):
-            self.known = self._scored(targets)
-        return self.known[2]
+        return self._score(targets)[0]
 
     def argmax(self) -> Int[Tensor, "b t"]:
         """The most likely class of each position, or -1 where a logit is NaN."""
         with torch.no_grad():
+            if self.scored is not None:
+                return self.scored[3]
             # The most likely classes depend on no targets, so zeros stand in for them.
-            if self.known is None:
-                self.known = self._scored(self.x.new_zeros(self.x.shape[:-1], dtype=torch.long))
-            return self.known[3]
+            return self._score(self.x.new_zeros(self.x.shape[:-1], dtype=torch.long))[1]
 
-    def _scored(self, targets: Tensor) -> tuple[Tensor, int, Tensor, Tensor]:
-        """The targets and their version, their losses and the most likely classes; `known` keeps them, because loss
-        and metrics both need them."""
-        losses, guesses = chunked_guesses(*self._given(targets), factor=self.factor)
-        return targets, _version(targets), losses.view(targets.shape), guesses.view(targets.shape)
+    def _score(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses and most likely classes.  They are kept with their targets, because loss and metrics need both."""
+        version = 0
+        if not targets.is_inference():
+            version = targets._version  # how often they were changed in place
+        if self.scored is None or self.scored[0] is not targets or self.scored[1] != version:
+            losses, classes = chunked_guesses(*self._given(targets), factor=self.factor)
+            self.scored = targets, version, losses.view(targets.shape), classes.view(targets.shape)
+        return self.scored[2], self.scored[3]
 
     def _given(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         if targets.shape != self.x.shape[:-1]:
             expected, shape = tuple(self.x.shape[:-1]), tuple(targets.shape)
             raise ValueError(f"LazyLogits: targets (b t) = {expected} were wanted but {shape} came")
         return self.x.flatten(0, 1), self.weight, self.bias, targets.flatten()
-
-
-def _version(x: Tensor) -> int:
-    """How often `x` was changed in place; 0 if it was made in inference mode, which does not count."""
-    if x.is_inference():
-        return 0
-    return x._version
 
 
 class LinearOutput(nn.Module):
@@ -258,12 +243,10 @@ class ClassOutput(nn.Module):
     """`count` logits per sequence, (b 1 count), from the mean over its real tokens or, with `pool="class"`, the first
     of them."""
 
-    def __init__(
-        self, dim: int, count: int, *, pool: str = "mean", bias: bool = True, **placement: Unpack[Placement]
-    ) -> None:
+    def __init__(self, end: config.Classes, dim: int, **placement: Unpack[Placement]) -> None:
         super().__init__()
-        self.pool = one_of("ClassOutput", "pool", pool, ("mean", "class"))
-        self.linear = nn.Linear(dim, count, bias=bias, **placement)
+        self.pool = end.pool
+        self.linear = nn.Linear(dim, end.count, bias=end.bias, **placement)
 
     def forward(self, x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None = None) -> Float[Tensor, "b 1 c"]:
         if self.pool == "class":
@@ -304,11 +287,10 @@ OutputEnd = LinearOutput | TiedOutput | ClassOutput
 def build_input(end: config.Input, dim: int, **placement: Unpack[Placement]) -> InputEnd:
     """The input module of a configuration."""
     if isinstance(end, config.Tokens):
-        return TokenInput(end.count, dim, scaled=end.scaled, **placement)
+        return TokenInput(end, dim, **placement)
     if isinstance(end, config.Patches):
-        norm, first = end.norm, end.class_token
-        return PatchInput(end.image, end.patch, dim, norm=norm, class_token=first, **placement)
-    return VectorInput(end.size, dim, bias=end.bias, **placement)
+        return PatchInput(end, dim, **placement)
+    return VectorInput(end, dim, **placement)
 
 
 def input_positions(
@@ -332,6 +314,6 @@ def build_output(end: config.Output, source: InputEnd, dim: int, **placement: Un
             raise ValueError(f"Transformer: tied logits need Tokens({end.count}) as inputs")
         return TiedOutput(source, scaled=end.scaled)
     if isinstance(end, config.Classes):
-        return ClassOutput(dim, end.count, pool=end.pool, bias=end.bias, **placement)
+        return ClassOutput(end, dim, **placement)
     size = end.count if isinstance(end, config.Logits) else end.size
     return LinearOutput(dim, size, bias=end.bias, **placement)

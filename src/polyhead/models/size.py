@@ -36,10 +36,12 @@ def match(settings: M, target: int, *, field: str, tolerance: float = 0.01) -> M
     Raises ValueError if no width comes that near.
     """
     # `low` is too small (or 0), `high` is large enough.
-    low, high = _bounds(settings, target, field)
+    low, high = 0, 1
+    while parameters(resized(settings, field, high)) < target and high < LARGEST_WIDTH:
+        low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        if _count(settings, field, middle) < target:
+        if parameters(resized(settings, field, middle)) < target:
             low = middle
         else:
             high = middle
@@ -49,26 +51,6 @@ def match(settings: M, target: int, *, field: str, tolerance: float = 0.01) -> M
         tried = ", ".join(f"{_value(s, field)} has {parameters(s):,}" for s in around)
         raise ValueError(f"match: no {field} gives {target:,} parameters within {tolerance:.1%}: {tried}")
     return nearest
-
-
-def _bounds(settings: Model, target: int, field: str) -> tuple[int, int]:
-    """Widths around the wanted one."""
-    low, high = 0, 1
-    first = _count(settings, field, 1)
-    if first < target:  # most counts are linear in the width
-        slope = max(_count(settings, field, 2) - first, 1)
-        low = min(1 + (target - first - 1) // slope, LARGEST_WIDTH)
-        high = low + 1
-        # Where counts grow faster than on this line, the wanted width is below the guess.
-        if low > 1 and _count(settings, field, low) >= target:
-            low, high = 1, low
-    while _count(settings, field, high) < target and high < LARGEST_WIDTH:
-        low, high = high, 2 * high
-    return low, high
-
-
-def _count(settings: Model, field: str, width: int) -> int:
-    return parameters(resized(settings, field, width))
 
 
 def resized(settings: M, field: str, width: int) -> M:
