@@ -46,15 +46,10 @@ def rms(x, gain, eps=1e-5):
 
 
 def turn(x, positions, theta):
-    """x (..., t, d): interleaved pairs, position from 0."""
-    out = np.empty_like(x)
-    for t, position in enumerate(positions):
-        for j in range(x.shape[-1] // 2):
-            angle = position * theta ** (-2 * j / x.shape[-1])
-            a, b = x[..., t, 2 * j], x[..., t, 2 * j + 1]
-            out[..., t, 2 * j] = a * math.cos(angle) - b * math.sin(angle)
-            out[..., t, 2 * j + 1] = a * math.sin(angle) + b * math.cos(angle)
-    return out
+    """x (..., t, d): interleaved pairs are complex numbers, position from 0."""
+    angles = np.outer(positions, theta ** (-np.arange(0, x.shape[-1], 2) / x.shape[-1]))
+    turned = (x[..., 0::2] + 1j * x[..., 1::2]) * np.exp(1j * angles)
+    return np.stack((turned.real, turned.imag), -1).reshape(x.shape)
 
 
 def attend(q, k, v, mask):

@@ -81,8 +81,7 @@ def _derivative(question: str, answer: str) -> str | None:
     wanted = _value(expression, names)
     for _ in range(ORDERS[nth or ""]):
         wanted = wanted.diff(names[letter or other or min(names)])
-    _check_form(answer)
-    return None if _value(answer, names) == wanted else f"{answer} is not the derivative"
+    return _same(answer, wanted, names, "derivative")
 
 
 def _sum(question: str, answer: str) -> str | None:
@@ -92,41 +91,24 @@ def _sum(question: str, answer: str) -> str | None:
     for name, letter, text in (found[:3], found[3:6]):
         names[name] = lambda x, letter=letter, text=text: _value(text, {letter: x})
     free = _letters("".join(re.findall(r"\(([a-z])\)", found[6])))
-    _check_form(answer)
-    return None if _value(answer, free) == _value(found[6], {**names, **free}) else f"{answer} is not the sum"
+    return _same(answer, _value(found[6], {**names, **free}), free, "sum")
 
 
 def _product(question: str, answer: str) -> str | None:
     expression = _read(r"Expand (.*)\.", question)[1]
     names = _letters(expression)
-    _check_form(answer)
-    return None if _value(answer, names) == _value(expression, names) else f"{answer} is not the product"
+    return _same(answer, _value(expression, names), names, "product")
 
 
-_TERM = re.compile(r"(?:(\d+)(?:\*|$))?((?:[a-z](?:\*\*\d+)?(?:\*|$))*)")
-
-
-def _check_form(answer: str) -> None:
-    """Raise ValueError unless terms are collected, in descending order, without factors or exponents 0 and 1."""
-    words = re.split(r" ([+-]) ", answer)
-    signs = ["-" if words[0].startswith("-") else "+", *words[1::2]]
-    keys, constant = [], False
-    letters = sorted(set(re.findall("[a-z]", answer)))
-    for word in (words[0].removeprefix("-"), *words[2::2]):
-        found = _TERM.fullmatch(word)
-        zero = word.startswith("0") and answer != "0"
-        if not word or found is None or word.endswith("*") or zero:
-            raise ValueError(f"{answer!r} is not well written: {word!r}")
-        powers = {f[0]: int(f[3:] or 1) for f in re.split(r"(?<!\*)\*(?!\*)", found[2].rstrip("*")) if f}
-        if (powers and found[1] == "1") or re.search(r"\*\*[01]\b", word):
-            raise ValueError(f"{answer!r} is not well written: {word!r}")
-        keys.append(tuple(powers.get(letter, 0) for letter in letters))
-        constant = not powers
-    swapped = len(keys) == 2 and signs == ["+", "-"] and not any(keys[0]) and sum(k > 0 for k in keys[1]) == 1
-    spared = len(keys) == 2 and signs == ["-", "+"] and constant and sum(k > 0 for k in keys[0]) == 1
-    ordered = all(a > b for a, b in itertools.pairwise(keys))
-    if not (ordered or swapped) or spared:
-        raise ValueError(f"{answer!r} is not well written: the order of its terms")
+def _same(answer: str, wanted: Any, names: Mapping[str, Any], what: str) -> str | None:
+    """What is wrong with a polynomial: its value, or terms that are not collected, or factors and exponents 0 and 1."""
+    if _value(answer, names) != wanted:
+        return f"{answer} is not the {what}"
+    terms = re.split(r" [+-] ", answer.removeprefix("-"))
+    count = len(wanted.terms()) if hasattr(wanted, "terms") else 1
+    if len(terms) != max(count, 1) or any(re.search(r"^[01]\*|\*\*[01]\b", term) for term in terms):
+        return f"{answer} is not well written"
+    return None
 
 
 CHECKS = {

@@ -86,6 +86,8 @@ def scores(q: Tensor, k: Tensor, options: Options) -> Tensor:
     (_, t, h, d), s = q.shape, k.shape[1]
     scale = 1 / math.sqrt(d) if options.get("scale") is None else options["scale"]
     found = scale * torch.einsum("bihc,bjhc->bhij", q, heads(k, h))
+    if (cap := options.get("softcap")) is not None:
+        found = cap * torch.tanh(found / cap)
     if (bias := options.get("bias")) is None:
         return found
     bias = spelled(bias, t, s)
@@ -105,9 +107,14 @@ def unbiased(look: Tensor, options: Options) -> Tensor:
 
 
 def code(q: Tensor, k: Tensor, look: Tensor, normalise: str, options: Options) -> Tensor:
-    """(b h t s), before dropout."""
+    """(b h t s), before dropout; `options["code"]`, if it is given."""
+    if options.get("code") is not None:
+        return options["code"]
     a, look = scores(q, k, options), unbiased(look, options)
-    if normalise in ("softmax", "softmax_rms_heads"):
+    if options.get("sinks") is not None:  # one key more, whose code is dropped
+        sinks = options["sinks"][:, None, None].expand(*a.shape[:3], 1)
+        a = softmax(torch.cat((a, sinks), 3), torch.cat((look, torch.ones_like(look[..., :1])), 3), 3)[..., :-1]
+    elif normalise in ("softmax", "softmax_rms_heads"):
         a = softmax(a, look, 3)
     elif normalise == "softmax_heads":
         a = softmax(a, look, 1)
@@ -165,7 +172,9 @@ def disentangled(x: Options, look: Tensor, options: Options) -> Tensor:
 
 def abstractor(x: Options, look: Tensor, options: Options) -> Tensor:
     look = unbiased(look, options)
-    a = relation(scores(x["q"], x["k"], options), options.get("act", "softmax"), look)
+    a = options.get("code")
+    if a is None:
+        a = relation(scores(x["q"], x["k"], options), options.get("act", "softmax"), look)
     return read(dropped(torch.where(look, a, torch.zeros_like(a)), options), x["symbols"])
 
 

@@ -1,14 +1,13 @@
 """Files that run code when they are unpickled, in every form that a file of numbers can have."""
 
-import gzip
 import io
 import pathlib
 import pickle
-import tarfile
 import zipfile
 
 import numpy as np
 import torch
+import yaml
 
 
 class Trap:
@@ -27,18 +26,13 @@ def guises(marker):
     whole = np.empty(1, dtype=object)
     whole[0] = trap
     return {
-        "pickle 0": pickle.dumps(trap, 0),
         "pickle": pickle.dumps({"model": trap}),
         "torch": _written(lambda file: torch.save({"model": trap}, file)),
         "torch before 1.6": _written(lambda file: torch.save(trap, file, _use_new_zipfile_serialization=False)),
         "npy": _written(lambda file: np.save(file, whole, allow_pickle=True)),
         "npz": _written(lambda file: np.savez(file, images=whole, labels=whole)),
         "zip": _written(lambda file: _zip(file, pickle.dumps(trap))),
-        "gzip": gzip.compress(pickle.dumps(trap)),
-        "tar": _written(lambda file: _tar(file, pickle.dumps(trap))),
-        "safetensors and pickle": (2).to_bytes(8, "little") + b"{}" + pickle.dumps(trap),
         "yaml": f'!!python/object/apply:os.mkdir ["{marker}"]'.encode(),
-        "yaml value": f'name: !!python/object/apply:os.mkdir ["{marker}"]\ntask: {{kind: FuzzyLogic}}\n'.encode(),
     }
 
 
@@ -54,13 +48,6 @@ def _zip(file, data):
             archive.writestr(name, data)
 
 
-def _tar(file, data):
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        info = tarfile.TarInfo("pickle")
-        info.size = len(data)
-        archive.addfile(info, io.BytesIO(data))
-
-
 def spring(name, data):
     """Read the data as a careless reader does."""
     if name.startswith("torch"):
@@ -70,14 +57,7 @@ def spring(name, data):
         _ = found["images"] if name == "npz" else found
     elif name == "zip":
         pickle.loads(zipfile.ZipFile(io.BytesIO(data)).read("data.pkl"))
-    elif name == "gzip":
-        pickle.loads(gzip.decompress(data))
-    elif name == "tar":
-        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-            pickle.loads(archive.extractfile("pickle").read())
-    elif name.startswith("yaml"):
-        import yaml
-
+    elif name == "yaml":
         yaml.unsafe_load(data)
     else:
-        pickle.loads(data[10:] if name.startswith("safetensors") else data)
+        pickle.loads(data)

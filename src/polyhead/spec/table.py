@@ -1,7 +1,7 @@
-"""The table of mechanisms: what each computes, in einsum strings, axes and words.
+"""The table of mechanisms: what each computes, as an equation, axes and words.
 
-Tests hold the PyTorch ops, the JAX ops, the converters, `polyhead list` and the docs to this table: they run its steps
-in NumPy and compare.  This file imports neither torch nor jax.
+Tests hold the PyTorch ops, the JAX ops, the converters, `polyhead list` and the docs to this table.  This file imports
+neither torch nor jax.
 
 A hidden pair has the score -inf before a softmax, otherwise 0; its code is exactly 0.  A query without a visible key
 gives an output of exactly 0 and no NaN gradient.  Causal: the last query is aligned with the last key, so key j is
@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple
 
 NORMALISE = ("softmax", "rms_heads", "identity", "softmax_rms_heads", "softmax_heads")
 """How scores become the code.  softmax: over keys.  rms_heads: divided by the root mean square over the heads of a
@@ -105,38 +104,15 @@ VALUES = {"value.weight": "(g e) m", "value.bias": "(g e)"}
 """The map from symbols to values, for a group that reads symbols."""
 
 
-class Step(NamedTuple):
-    """One einsum: it computes `result` from the arrays it `reads`, and `then` names a function of the result.
-
-    `then` is "code" (times the scale, plus the bias, normalised or through `act`, masked, times keep), or the name of
-    the option that holds an activation (`relation_act` acts on the product divided by the root of p).  "pool" pools the
-    visible keys.  "network" does this earlier if the option is "query": one pooled key is left, and a pooled code is
-    divided by its rms over heads.  If it is "sequence", the mean of pooled codes over queries takes the place of each,
-    and the result also multiplies the code that `z` reads.  A function that is not among these gets a word here and in
-    tests/support/referee.py, which runs the steps.  Steps to `out` are summed; any other result replaces an earlier one
-    of its name.
-    """
-
-    result: str
-    reads: tuple[str, ...]
-    einsum: str
-    then: str = ""
-
-
-CODE = Step("code", ("q", "k"), "b t h d, b s h d -> b h t s", "code")
-MIX = "b h t s, b s h e -> b t h e"
-
-
 @dataclass(frozen=True)
 class MechanismRow:
     """One row of the table of mechanisms.
 
-    `steps`: einsums in order (with h in place of g, after keys are repeated for query heads).  `parameters`: name in
-    the group -> axes as in `PROJECTIONS`, and after a semicolon a condition or a note.  `tensors`: the tensor arguments
-    of the function `op` in order, all of one dtype, with their axes; `optional`: those that may be absent.  `options`:
-    its other arguments beside `COMMON`, with defaults.  `torch_only`: arguments that the function does not have in JAX,
-    by default None.  `size`: parameters of one head with its projections, without biases.  `work`: its multiply-adds
-    for one token that attends to s keys.  `amount` evaluates both.
+    `parameters`: name in the group -> axes as in `PROJECTIONS`, and after a semicolon a condition or a note.
+    `tensors`: the tensor arguments of the function `op` in order, all of one dtype, with their axes; `optional`: those
+    that may be absent.  `options`: its other arguments beside `COMMON`, with defaults.  `torch_only`: arguments that
+    the function does not have in JAX, by default None.  `size`: parameters of one head with its projections, without
+    biases.  `work`: its multiply-adds for one token that attends to s keys.  `amount` evaluates both.
     """
 
     op: str
@@ -145,7 +121,6 @@ class MechanismRow:
     equation: str
     normalise: str
     tensors: dict[str, str]
-    steps: tuple[Step, ...]
     parameters: dict[str, str]
     size: str
     work: str
@@ -202,7 +177,6 @@ MECHANISMS = (
         equation="y_t = sum_h W_out_h sum_s a_hts v_sh,   a = softmax_s(q_th . k_sh / sqrt(d))",
         normalise="softmax",
         tensors=QKV,
-        steps=(CODE, Step("out", ("code", "v"), MIX)),
         parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + e)",
@@ -217,7 +191,6 @@ MECHANISMS = (
         normalise="identity",
         tensors=QKV,
         options={"normalise": "identity", "act": "identity"},
-        steps=(CODE, Step("read", ("v",), "b s h e -> b s h e", "act"), Step("out", ("code", "read"), MIX)),
         parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + 2 d e",
@@ -232,12 +205,6 @@ MECHANISMS = (
         tensors=QKV,
         options={"normalise": "rms_heads", "act": "relu"},
         optional=_axes("value_weight"),
-        steps=(
-            CODE,
-            Step("z", ("code", "v"), "b h t s, b s h e -> b t s e", "act"),
-            Step("z", ("code", "value_weight", "z"), "b h t s, h f e, b t s e -> b t s f", "act"),
-            Step("out", ("code", "z"), "b h t s, b t s e -> b t h e"),
-        ),
         parameters={"value_weight": "h e e; head, out, in: eq. 10, where value_depth is 2"},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + 2 e)",
@@ -252,13 +219,6 @@ MECHANISMS = (
         normalise="softmax",
         tensors=_axes("q", "k", "q_rel", "k_rel", "symbols", "relation_weight"),
         options={"relation_act": "identity"},
-        steps=(
-            CODE,
-            Step("rel", ("q_rel", "k_rel"), "b t r p, b s r p -> b r t s", "relation_act"),
-            Step("related", ("code", "rel"), "b h t s, b r t s -> b t h r"),
-            Step("out", ("code", "symbols"), MIX),
-            Step("out", ("relation_weight", "related"), "h e r, b t h r -> b t h e"),
-        ),
         parameters={
             "q_rel.weight": "(r p) m; shared by the heads",
             "k_rel.weight": "(r p) m; unless symmetric",
@@ -277,11 +237,6 @@ MECHANISMS = (
         normalise="softmax",
         tensors={**_axes("q", "k"), "q_rel": "b t h p", "k_rel": "b s g p", **_axes("symbols")},
         options={"relation_act": "identity"},
-        steps=(
-            CODE,
-            Step("rel", ("q_rel", "k_rel"), "b t h p, b s h p -> b h t s", "relation_act"),
-            Step("out", ("code", "rel", "symbols"), "b h t s, b h t s, b s h e -> b t h e"),
-        ),
         parameters={"q_rel.weight": "(h p) m", "k_rel.weight": "(g p) m; unless symmetric"},
         size="2 m (d + e) + 2 m p",
         work="2 m (d + e) + 2 m p + s (d + e + p)",
@@ -295,7 +250,6 @@ MECHANISMS = (
         normalise="softmax",
         tensors=_axes("q", "k", "symbols"),
         options={"act": "softmax"},
-        steps=(CODE, Step("out", ("code", "symbols"), MIX)),
         parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + e)",
@@ -309,13 +263,6 @@ MECHANISMS = (
         normalise="rms_heads",
         tensors=QKV,
         options={"normalise": "rms_heads", "act": "relu", "pool": "max", "network": "pair"},
-        steps=(
-            CODE,
-            Step("z", ("code", "v"), "b h t s, b s h e -> b t s e", "network"),
-            Step("z", ("z",), "b t s e -> b t s e", "act"),
-            Step("code", ("code",), "b h t s -> b h t s", "network"),
-            Step("out", ("code", "z"), "b h t s, b t s e -> b t s h e", "pool"),
-        ),
         parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + 2 e)",
