@@ -37,6 +37,13 @@ def test_the_wheel_needs_no_compiler(wheel, monkeypatch):
     assert library.status("hyla") == "came with the package"
 
 
+def test_the_verdict_of_the_check_is_kept_in_the_cache(wheel, monkeypatch):
+    assert library.load_error("hyla") is None
+    monkeypatch.setattr(library, "_LIBRARIES", {})
+    monkeypatch.setattr(library, "worst_error", lambda *_: pytest.fail("checked twice"))
+    assert library.load_error("hyla") is None
+
+
 def test_wrong_numbers_of_the_wheel_are_refused(wheel, monkeypatch):
     monkeypatch.setattr(library, "worst_error", lambda *_: 0.5)
     assert "computes wrong numbers" in library.load_error("hyla")

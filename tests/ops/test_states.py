@@ -52,3 +52,24 @@ def test_the_state_of_half_precision_tokens_is_wider():
     assert state.item() == 2.0**17 + 64**2
     assert out.dtype == torch.float16
     assert out.item() == 64 * 2.0**-9 * (2.0**17 + 64**2)
+
+
+@pytest.mark.parametrize("edges", [(0, 14, 23), (0, 3, 3, 9, 20), (0, 1, 2, 23)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences_in_chunks_are_the_reference(problem, edges, causal):
+    qkv, options = problem(23, 23, edges=edges, causal=causal)
+    outs = [ops.linear_attention(*qkv, **options, impl=impl) for impl in ("chunked", "reference")]
+    assert_close(*outs)
+    cotangent = torch.randn_like(outs[0])
+    assert_close(*(torch.autograd.grad(out, qkv, cotangent) for out in outs))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_short_sequence_keeps_its_digits_after_a_long_one(problem, causal):
+    """The difference of two sums over the whole sample would be 0 there."""
+    (q, k, v), options = problem(23, 23, edges=(0, 14, 23), causal=causal, dtype=torch.float32)
+    scale = torch.ones(23)
+    scale[:14] = 1e6
+    out = ops.linear_attention(q, k * scale[:, None, None], v * scale[:, None, None], **options, impl="chunked")
+    expected = ops.linear_attention(*(x[:, 14:] for x in (q, k, v)), causal=causal, impl="reference")
+    assert_close(out[:, 14:], expected, rtol=1e-4, atol=1e-5)

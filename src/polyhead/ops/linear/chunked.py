@@ -4,6 +4,10 @@
     causal   out_i = S_n q_i + sum_(own j <= i) (q_i . k_j) act(v_j),    S_n = the same sum over the chunks before n
 
 All chunks go through one batched product.  Yang et al. 2024, "Gated linear attention", sec. 2.
+
+Packed sequences: at most one sequence crosses the border between two chunks.  A query reads the states of the chunks
+that its sequence comes from, and without causality of those that it goes on to.  Differences of running sums would be
+inexact for a short sequence after a long one.
 """
 
 import torch
@@ -11,7 +15,7 @@ import torch.nn.functional as F
 from einops import einsum, rearrange
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, sequence_of
 from polyhead.ops.latent_code import act as activation, wide, zero_hidden_keys
 from polyhead.ops.tiles import unsupported_mask
 
@@ -23,7 +27,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the keys cannot be summed into a state that is independent of the query, or None if they can."""
     if call.normalise != "identity":
         return f"takes normalise='identity' only, not {call.normalise!r}"
-    for name in ("bias", "keep", "window", "cu_seqlens"):
+    for name in ("bias", "keep", "window"):
         if getattr(call, name) is not None:
             return f"takes no {name}"
     return unsupported_mask(call)
@@ -39,6 +43,8 @@ def forward(call: AttentionCall) -> Tensor:
     """Linear attention in chunks; grouped heads read the state of their group."""
     t, s = call.lengths
     q, k, v = call.q * call.score_scale, zero_hidden_keys(call.mask, call.k), activation(call.act)(call.v)
+    if call.cu_seqlens is not None:
+        return _packed(q, k, v, call.cu_seqlens, causal=call.causal)
     if not call.causal or t == 1:
         return _full(q, _state(k, v))
     if s >= t:
@@ -84,6 +90,13 @@ def _rows(x: Tensor, chunk: int, t: int) -> Tensor:
     return rearrange(x.unflatten(3, (-1, chunk)), "b g n r t e -> b (n t) (g r) e")[:, :t]
 
 
+def _own(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+    """The part of the output from keys of the query's own chunk; the mask `visible` is (t s) or (n t s)."""
+    visible = visible.unsqueeze(-3)  # heads of a group lie one after the other
+    code = (q @ k.mT).unflatten(3, (-1, visible.shape[-1])).masked_fill(~visible, 0).flatten(3, 4)
+    return code @ v
+
+
 def _square(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
     """Causal attention with as many queries as keys: the output and the last state.
 
@@ -92,10 +105,40 @@ def _square(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Te
     t, g = q.shape[1], k.shape[2]
     chunk = max(1, min(CHUNK, t))
     q, k, v = (_chunks(x, chunk, g) for x in (q, k, v))
-    # Keys of the query's own chunk; heads of a group lie one after the other.
-    visible = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
-    code = (q @ k.mT).unflatten(3, (-1, chunk)).masked_fill(~visible, 0).flatten(3, 4)
+    lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
     # State n holds all keys before chunk n: a running sum of the products of each chunk.
     states = torch.cat((before.unsqueeze(2), wide(k).mT @ wide(v)), 2).cumsum(2)
-    out = code @ v + _read(q, states[:, :, :-1])
+    out = _own(q, k, v, lower) + _read(q, states[:, :, :-1])
     return _rows(out, chunk, t), states[:, :, -1]
+
+
+# ----------------------------------------------------------------------------------------------------- packed sequences
+def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool) -> Tensor:
+    t, g = q.shape[1], k.shape[2]
+    chunk = max(1, min(CHUNK, t))
+    q, k, v = (_chunks(x, chunk, g) for x in (q, k, v))
+    sequence = sequence_of(cu_seqlens, k.shape[2] * chunk).unflatten(0, (-1, chunk))  # (n t)
+    first, last = sequence[:, 0], sequence[:, -1]
+    visible = sequence[:, :, None] == sequence[:, None]
+    out = _own(q, k, v, visible.tril() if causal else visible)
+
+    # Chunk m adds the keys of the sequence that leaves it to each later chunk n that this sequence enters.
+    entered = (first[:, None] == last).tril(-1)
+    rows_entered = sequence == first[:, None]
+    out = out + _from_other_chunks(q, k, v, entered, rows_entered, sequence == last[:, None])
+    if not causal:
+        goes_on = (last[:, None] == first).triu(1)
+        out = out + _from_other_chunks(q, k, v, goes_on, sequence == last[:, None], rows_entered)
+    return _rows(out, chunk, t)
+
+
+def _from_other_chunks(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, readers: Tensor, keys: Tensor) -> Tensor:
+    """The part of the output from other chunks, whose mask `visible` is (n m).
+
+    `readers` (n t) are the queries that see them, `keys` (m t) the keys that they see.
+    """
+    steps = wide(k).masked_fill(~keys.unsqueeze(-1), 0).mT @ wide(v)
+    states = einsum(visible.to(steps.dtype), steps, "n m, b g m d e -> b g n d e")
+    heads_per_group = q.shape[3] // readers.shape[1]
+    readers = readers.repeat(1, heads_per_group).unsqueeze(-1)
+    return _read(q.masked_fill(~readers, 0), states)

@@ -3,18 +3,19 @@
 A library has a plain C interface and includes no header of PyTorch, so it compiles in half a minute and depends on no
 ABI.  A wheel has builds for several levels of processors (prebuilt.py).  Where none fits, one process compiles under a
 file lock, which the system releases if the process dies; the finished file is then renamed.  Its name in the cache is a
-digest of sources, flags, versions and processor.  At its first use in a process small calls are compared with the
-reference (check.py), which takes less than a tenth of a second.  Any failure becomes the reason, in one line, why there
-is no native code; then other implementations compute the op.
+digest of sources, flags, versions and processor.  Before its first use on a processor small calls are compared with
+the reference (check.py).  Any failure becomes the reason, in one line, why there is no native code; then other
+implementations compute the op.
 
     load_error(source, dtype)           memory: _LIBRARIES
-      _load_and_check                   small calls in a thread
+      _load_and_check                   small calls in a thread; the verdict is kept in the cache
         _load_or_build                  the wheel, else cache folder, lock, compiler
           _build, _open
 
 POLYHEAD_NATIVE=0 turns native code off; POLYHEAD_NATIVE_CACHE sets the folder, POLYHEAD_NATIVE_FLAGS the flags.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -323,7 +324,7 @@ def _first_error(compilation: subprocess.CompletedProcess[str]) -> str:
 def _load_and_check(source: str, dtype: torch.dtype) -> NativeFunction | str:
     """The function if its numbers are right on this processor, otherwise why there is none."""
     function = _load_or_build(source, dtype)
-    if isinstance(function, str):
+    if isinstance(function, str) or _is_known_right(source, dtype):
         return function
 
     def check() -> float:
@@ -338,5 +339,28 @@ def _load_and_check(source: str, dtype: torch.dtype) -> NativeFunction | str:
         except Exception as exception:  # for example for lack of memory
             return f"cannot be checked: {_one_line(exception)}"
     if error < TOLERANCE:  # NaN is not
+        _remember_right(source, dtype)
         return function
     return f"computes wrong numbers on this processor (relative error {error:.0e})"
+
+
+def _verdict_file(source: str, dtype: torch.dtype) -> tuple[Path, str]:
+    """The file in the cache that names the library that was right on this processor, and the digest of this one."""
+    path = library_path(source, dtype)
+    return path.with_suffix(".right"), _file_digest(_prebuilt(source, dtype) or path)
+
+
+def _is_known_right(source: str, dtype: torch.dtype) -> bool:
+    try:
+        path, digest = _verdict_file(source, dtype)
+        return path.read_text(encoding="utf-8") == digest
+    except (OSError, RuntimeError, UnicodeError):  # RuntimeError: no home
+        return False
+
+
+def _remember_right(source: str, dtype: torch.dtype) -> None:
+    # Without a cache that can be written, each process checks.
+    with contextlib.suppress(OSError, RuntimeError):
+        path, digest = _verdict_file(source, dtype)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(digest, encoding="utf-8")
