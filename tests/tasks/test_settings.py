@@ -51,9 +51,12 @@ REFUSED = {
     tasks.Text: [
         ({"held_out": 0.5}, "held_out must be float < 0.5 but is 0.5"),
         ({"data": "hub:c4", "limit": 9}, r"'hub:OWNER/NAME\[/CONFIG\]', not 'hub:c4'"),
-        ({"data": "hub:allenai/c4"}, "hub:allenai/c4 needs limit, the bytes of text to take"),
-        *(({"tokenizer": name}, "tokenizer must be 'bytes', 'bpe:N'") for name in ("gpt2", "bpe:", "", "hub:")),
-        *(({"tokenizer": name}, "takes N of at least 257, the bytes") for name in ("bpe:256", "bpe:many")),
+        ({"data": "hub:allenai/c4"}, "limit is the bytes to take of a data set of the Hub; hub:allenai/c4 has None"),
+        ({"limit": 9}, "limit is the bytes to take of a data set of the Hub; stdlib has 9"),
+        *(
+            ({"tokenizer": name}, "tokenizer must be 'bytes', 'bpe:N'")
+            for name in ("gpt2", "bpe:256", "bpe:many", "hub:")
+        ),
     ],
 }
 

@@ -1,7 +1,6 @@
 """Sources of text, their held-out splits, and errors for missing text."""
 
 import itertools
-import pathlib
 import sys
 import types
 
@@ -59,61 +58,30 @@ def test_a_text_without_lines_is_cut_between_characters(tmp_path):
     pytest.importorskip("tokenizers")
     path = tmp_path / "one.txt"
     path.write_text("日本語é" * 3000)
-    task = task_of(path, tmp_path, tokenizer="bpe:262")
-    corpus = task._corpus()
+    corpus = task_of(path, tmp_path, tokenizer="bpe:262")._corpus()
     found = [corpus.codec.decode(corpus.tokens[split].tolist()) for split in SPLITS]
     assert all(found)
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(found)
     assert sum(map(len, found)) == 12000
-    size = corpus.manifest["splits"]["train"]["bytes"]
-    assert corpus.rate("train") == pytest.approx(size / (len(corpus.tokens["train"]) - 1))
-
-
-def test_a_file_that_a_glob_finds_twice_is_read_once(folder, tmp_path):
-    once, twice = (sources.list_files(f"{folder}/**/{more}*.txt", None, tmp_path / "cache") for more in ("", "**/"))
-    assert once == twice
-
-
-def test_a_glob_takes_what_it_matches_and_a_limit_so_many_bytes(folder, tmp_path):
-    (folder / "a.log").write_text(lines(900, 1))
-    found = documents(task_of(folder / "**" / "*.log", tmp_path))
-    assert sum(map(len, all_documents(found))) == (folder / "a.log").stat().st_size
-    skip = tmp_path / "cache"
-    whole = {path.name: path.read_bytes() for path in folder.rglob("[0-9]*.txt")}
-    part = sources.list_files(str(folder), 20_000, skip)
-    assert 20_000 <= sum(file.size for file in part) < 20_004
-    cut = [file for file in part if file.size < file.state[0]]
-    assert len(cut) == 1
-    whole[cut[0].path.name][: cut[0].size].decode()  # within no character
-    assert len(part) < 60
-    assert sources.list_files(str(folder), 10**9, skip) == sources.list_files(str(folder), None, skip)
-    assert len(sources.list_files(str(folder), None, folder / "inner")) == 30  # where the tokens are is no text
-    found = documents(task_of(folder, tmp_path, "limited", limit=20_000))
-    assert sum(map(len, all_documents(found))) == sum(file.size for file in part)
 
 
 def test_the_standard_library_is_its_sources_without_tests(tmp_path):
-    files = sources.list_files("stdlib", None, tmp_path)
+    files = sources.list_files("stdlib", tmp_path)
     names = [file.name for file in files]
     assert {"json/decoder.py", "argparse.py"} <= set(names)
     parts = {part for name in names for part in name.split("/")}
     assert not parts & {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
     assert all(name.endswith(".py") and "_sysconfigdata" not in name for name in names)
     assert 5_000_000 < sum(file.size for file in files) < 20_000_000
-    blocks = sources.split_files(files, 0.05)
-    assert {split for _, split, _ in blocks} == set(SPLITS)
-
-
-def test_a_cache_in_the_home_folder_is_the_users(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    task_of(folder, pathlib.Path("~")).count("iid")
-    assert {path.name for path in tmp_path.iterdir()} == {"texts", "cache"}
 
 
 # ------------------------------------------------------------------------------------------------------------------ hub
 def hub(monkeypatch, load):
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+
+
+def offline(*given, **options):
+    raise ConnectionError("Couldn't reach 'allenai/c4' on the Hub (LocalEntryNotFoundError)\nand more")
 
 
 def test_a_data_set_of_the_hub_is_streamed_up_to_its_limit(tmp_path, monkeypatch):
@@ -131,15 +99,7 @@ def test_a_data_set_of_the_hub_is_streamed_up_to_its_limit(tmp_path, monkeypatch
     corpus.open_corpus.cache_clear()
     hub(monkeypatch, offline)
     assert task.count("iid") > 0  # what is there needs no network
-
-
-def offline(*given, **options):
-    raise ConnectionError("Couldn't reach 'allenai/c4' on the Hub (LocalEntryNotFoundError)\nand more")
-
-
-def test_the_hub_without_a_network_is_one_clear_line(tmp_path, monkeypatch):
-    hub(monkeypatch, offline)
-    text = r"^Text: hub:allenai/c4/en cannot be read \(ConnectionError: Couldn't reach .*\); data='stdlib' needs no"
+    text = r"^Text: hub:allenai/c4/en cannot be read \(ConnectionError: Couldn't reach .*\)$"
     refused(lambda: task_of("hub:allenai/c4/en", tmp_path, limit=1000).count("iid"), text)
 
 
@@ -148,23 +108,15 @@ def test_what_cannot_be_read_says_so_in_one_line(folder, tmp_path):
     def refused_text(data, text, **fields):
         refused(lambda: task_of(data, tmp_path, **fields).count("iid"), text)
 
-    refused_text(folder / "empty.txt", r"empty\.txt has no text")
     refused_text(tmp_path / "none.txt", r"there is no .*none\.txt")
-    refused_text(folder / "*.nothing", r"\*\.nothing has no text")
     (tmp_path / "bare").mkdir()
-    refused_text(tmp_path / "bare", r"bare has no text; a folder\'s files need a usual suffix, a glob takes any file$")
+    refused_text(tmp_path / "bare", r"bare has no text; a folder\'s files need a usual suffix$")
     (tmp_path / "short.txt").write_text("short text\n" * 9)
     short = r"has \d+ tokens for 'iid', but a sequence takes 17; lower length or give more text"
     refused_text(tmp_path / "short.txt", short)
-    with pytest.raises(ValueError, match=short):
-        task_of(tmp_path / "short.txt", tmp_path).baselines("iid")
-    (tmp_path / "tiny.txt").write_text("tiny")
-    refused_text(tmp_path / "tiny.txt", "has 1 tokens for 'iid', but a sequence takes 17")
     (tmp_path / "file").write_text("a file")
-    refused_text(folder, "file.*: Not a directory", cache="file")
+    refused_text(folder, "file: File exists", cache="file")
     pytest.importorskip("tokenizers")
     (folder / "bad.txt").write_bytes(b"fine\n" * 100 + b"\xe9t\xe9\n")
-    (tmp_path / "tokenizer.json").write_text(corpus.text_tokens.Bytes().to_json())
-    for tokenizer in ("bpe:290", str(tmp_path / "tokenizer.json")):
-        refused_text(folder, r"bad\.txt: byte 501 is no UTF-8; tokenizer='bytes' takes any file", tokenizer=tokenizer)
+    refused_text(folder, r"bad\.txt is no UTF-8; tokenizer='bytes' takes any file", tokenizer="bpe:290")
     assert b"\xe9t\xe9" in b"".join(all_documents(documents(task_of(folder, tmp_path))))

@@ -7,7 +7,7 @@ import pytest
 from refusals import refused
 
 from polyhead import config
-from polyhead.tasks import FuzzyLogic, Text
+from polyhead.tasks import Text
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.tasks.text.tokens import Bytes, Subwords, codec_of, existing, read
 
@@ -49,40 +49,27 @@ def test_a_trained_encoding_is_a_function_of_its_text(trained):
     assert trained.decode(trained.encode(text)) == text
     assert 0 not in trained.encode(text)  # what is written is no end
     assert trained.encode_all([text, "the"]) == [trained.encode(text), trained.encode("the")]
-    assert len(trained.encode("the cat")) < 7
-    assert all(isinstance(codec, text_tokens.Codec) for codec in (trained, Bytes()))
     with pytest.raises(ValueError, match=r"Text: the text gives \d+ tokens, not 5000; use tokenizer='bpe:\d+' or more"):
         text_tokens.train(ENGLISH, 5000)
 
 
 def test_pieces_are_what_a_person_reads(trained):
     assert Bytes().pieces([97, 10, 195]) == ["a", "\\n", "\\xc3"]
-    tokens = trained.encode("the cat\n")
-    assert "".join(trained.pieces(tokens)) == "the cat\\n"
+    assert "".join(trained.pieces(trained.encode("the cat\n"))) == "the cat\\n"
     assert trained.pieces([0, 300]) == ["<|endoftext|>", "\N{REPLACEMENT CHARACTER}"]
 
 
 def test_a_tokenizer_file_neither_cuts_nor_pads(trained, tmp_path):
     path = tmp_path / "tokenizer.json"
-    path.write_text(trained.to_json())
-    assert read(path).digest == trained.digest
-    assert [codec and codec.count for codec in map(existing, (str(path), "bpe:270", "bytes"))] == [270, None, 256]
     parts = json.loads(trained.to_json())
     parts["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     parts["padding"] = {"strategy": {"Fixed": 50}, "direction": "Right", "pad_to_multiple_of": None}
     parts["padding"] |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "<|endoftext|>"}
     path.write_text(json.dumps(parts))
-    assert read(path).encode(ENGLISH[0]) == trained.encode(ENGLISH[0])
+    assert existing(str(path)).encode(ENGLISH[0]) == trained.encode(ENGLISH[0])
     assert read(path).digest != trained.digest
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", None])
-def test_a_file_that_is_no_tokenizer_is_named(content, tmp_path):
-    pytest.importorskip("tokenizers")
-    path = tmp_path / "tokenizer.json"
-    if content is not None:
-        path.write_text(content)
-    refused(lambda: read(path), f"^Text: (tokenizer )?{path} (cannot be read|fails in tokenizers: )")
+    path.unlink()
+    refused(lambda: read(path), f"^Text: tokenizer {path} cannot be read")
 
 
 def test_a_tokenizer_of_the_hub_without_a_network_is_one_clear_line(monkeypatch):
@@ -92,33 +79,25 @@ def test_a_tokenizer_of_the_hub_without_a_network_is_one_clear_line(monkeypatch)
         raise ConnectionError("HTTPSConnectionPool(host='...'): Max retries exceeded")
 
     monkeypatch.setattr(library.Tokenizer, "from_pretrained", offline)
-    text = r"hub:openai-community/gpt2 cannot be downloaded \(ConnectionError\); offline, 'bytes' and"
+    text = r"hub:openai-community/gpt2 cannot be downloaded \(ConnectionError\)"
     refused(lambda: existing("hub:openai-community/gpt2"), text)
 
 
-def test_a_run_folder_is_enough_to_have_its_codec(tmp_path, monkeypatch):
+def test_a_run_folder_is_enough_to_have_its_codec(tmp_path):
     pytest.importorskip("tokenizers")
-    monkeypatch.chdir(tmp_path)
     data, folder = tmp_path / "text.txt", tmp_path / "run"
     data.write_text("".join(ENGLISH) * 20)
     folder.mkdir()
     model = config.TransformerConfig(config.Tokens(270), config.Logits(270), dim=8, heads=config.Softmax(1))
-    run = config.Run(Text(str(data), tokenizer="bpe:270", length=16), model)
+    run = config.Run(Text(str(data), tokenizer="bpe:270", length=16, folder=str(tmp_path / "cache")), model)
     run.task.keep(folder)
-    whole = codec_of(run)
+    whole = codec_of(run, tmp_path)
     data.unlink()
     kept = codec_of(run, folder)
-    assert kept.digest == whole.digest
-    assert kept.encode("the cat") == whole.encode("the cat")
-    assert codec_of(Text(), folder / "none").count == 256
+    assert (kept.digest, kept.encode("the cat")) == (whole.digest, whole.encode("the cat"))
     other = text_tokens.train(ENGLISH, 269)
     (folder / "tokenizer.json").write_text(other.to_json())
-
-    def refused_codec(text, *arguments):
-        refused(lambda: codec_of(*arguments), text)
-
-    refused_codec(f"the tokenizer is {other.digest}, but the model was trained with {kept.digest}", run, folder)
-    refused_codec("the tokenizer has 256 tokens, but the model was made for 270", config.Run(Text(), model))
-    refused_codec("codec_of: FuzzyLogic is no text", FuzzyLogic())
+    text = f"the tokenizer is {other.digest}, but the model was trained with {kept.digest}"
+    refused(lambda: codec_of(run, folder), text)
     (folder / "data.json").write_text("{}")
-    refused_codec(r"data\.json cannot be read", run, folder)
+    refused(lambda: codec_of(run, folder), r"data\.json cannot be read")

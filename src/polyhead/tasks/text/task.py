@@ -6,18 +6,16 @@ window of the row; its targets are the same tokens shifted by one:
     row       \\0 d e f   f ( ) : \\0 i m p o r t ...            length 4
     inputs    \\0 d e f                                          targets   d e f _
 
-In one pass of training the windows are adjacent; their offset and their order change with each pass.  The order is
-computed for single indices (`order`), so its cost does not depend on the text's size.
-
->>> sorted(order(np.arange(7), 7, key=0).tolist())
-[0, 1, 2, 3, 4, 5, 6]
+In one pass of training the windows are adjacent; their offset and their order change with each pass.
 """
 
 import functools
+import lzma
 import math
 import os
 import pathlib
-from dataclasses import dataclass, replace
+import zlib
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
@@ -29,11 +27,20 @@ from polyhead.config import Logits, Tokens, non_semantic
 from polyhead.config.checked import Count
 from polyhead.tasks import record
 from polyhead.tasks.base import Baseline, Batch, Task, Words, stream
-from polyhead.tasks.task import LazyLogitsLike, Score, check_draw, check_split, located, token_guesses, token_losses
+from polyhead.tasks.task import (
+    LazyLogitsLike,
+    Score,
+    check_baselines,
+    check_draw,
+    check_split,
+    located,
+    token_guesses,
+    token_losses,
+)
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.tasks.text.corpus import Corpus, Request, open_corpus
-from polyhead.tasks.text.sources import SPLITS
-from polyhead.tasks.text.tokens import Codec
+from polyhead.tasks.text.sources import SPLITS, File, list_files
+from polyhead.tasks.text.tokens import Bytes, Codec
 
 ROUNDS = 5  # rounds of the Feistel network
 
@@ -46,24 +53,21 @@ class Text(Task):
         validation    whole documents, `held_out` of all bytes, to select hyper-parameters
         iid           equally many others, for reported scores
 
-    Copies of a file may be in several splits: a line on standard error says how much of what is held out they are.
-    The windows of a held-out split score each token but the first once, in a shuffled order that is the same for every
-    seed.
-
-    data: "stdlib", the sources of Python's standard library on this machine, without tests, 11 MB; a file; a folder,
-        from which files with a usual suffix are read (`sources.SUFFIXES`); a glob; "hub:OWNER/NAME/CONFIG", streamed
-        from the Hugging Face Hub through `datasets`, of which `column` has the text.
+    data: "stdlib", the sources of Python's standard library on this machine, without tests, 11 MB; a file; a folder, of
+        which files with a usual suffix are read (`sources.SUFFIXES`); "hub:OWNER/NAME/CONFIG", streamed from the
+        Hugging Face Hub through `datasets`: the first `limit` bytes of its `column`.
     tokenizer: "bytes"; "bpe:4096", a byte-level byte-pair encoding with 4096 tokens, trained on the training text; a
         tokenizer.json of `tokenizers`; or one of the Hub, such as "hub:openai-community/gpt2".
-    limit: bytes of text to use, None for all; required for the Hub.
     folder: where the token files are stored.
+
+    The windows of a held-out split score each token but the first once, in a shuffled order that is the same for every
+    seed.  Scores are comparable only with the same `fingerprint`: another Python version has another standard library.
 
     >>> task = Text(length=8)
     >>> batch = task.batch("train", 2, seed=0, step=0)
     >>> torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
     True
 
-    Scores are comparable only with the same `fingerprint`: another Python version has another standard library.
     Raises ValueError for invalid settings, and for text that is missing when it is read.
     """
 
@@ -90,7 +94,6 @@ class Text(Task):
         baselines={
             "zlib": Baseline("Zlib", "compresses the text and looks back 32 KiB"),
             "lzma": Baseline("Lzma", "compresses the text and looks back over all of it"),
-            "unigram": Baseline("Unigram", "knows how often each token occurs in the training text"),
         },
     )
 
@@ -100,8 +103,8 @@ class Text(Task):
         kind, _, name = self.data.partition(":")
         if kind == "hub" and "/" not in name.strip("/"):
             raise ValueError(f"Text: a data set of the Hub is 'hub:OWNER/NAME[/CONFIG]', not {self.data!r}")
-        if kind == "hub" and self.limit is None:
-            raise ValueError(f"Text: {self.data} needs limit, the bytes of text to take of it")
+        if (kind == "hub") != (self.limit is not None):
+            raise ValueError(f"Text: limit is the bytes to take of a data set of the Hub; {self.data} has {self.limit}")
 
     @property
     def ends(self) -> tuple[Tokens, Logits]:
@@ -111,23 +114,26 @@ class Text(Task):
 
     def codec(self) -> Codec:
         """The codec between text and tokens; a codec trained on the text needs the data."""
-        return text_tokens.existing(self.tokenizer) or self._corpus().codec
+        return self._existing_codec or self._corpus().codec
+
+    @functools.cached_property
+    def _existing_codec(self) -> Codec | None:
+        return text_tokens.existing(self.tokenizer)
 
     def fingerprint(self) -> str:
         """A hash of the text and its splits; it does not depend on the tokenizer."""
         return str(self._corpus().manifest["fingerprint"])
 
     def _corpus(self) -> Corpus:
-        return open_corpus(replace(self._request(), state=self._state_of_text))
-
-    def _request(self) -> Request:
-        folder = pathlib.Path(located(self.folder))
-        return Request(self.data, self.tokenizer, self.held_out, self.limit, self.column, folder)
+        return open_corpus(self._request, pathlib.Path(located(self.folder)))
 
     @functools.cached_property
-    def _state_of_text(self) -> str:
-        """Text that is edited changes no task that has read it, but is what the next one reads."""
-        return self._request().state_of_text()
+    def _request(self) -> Request:
+        """Made once: text that is edited changes no task that has read it, but is what the next one reads."""
+        files: tuple[File, ...] = ()
+        if self.limit is None:
+            files = list_files(self.data, pathlib.Path(located(self.folder)))
+        return Request(self.data, self.tokenizer, self._existing_codec, self.held_out, self.limit, self.column, files)
 
     # ---------------------------------------------------------------------------------------------------------- batches
     def count(self, split: str) -> int | None:
@@ -227,10 +233,22 @@ class Text(Task):
         return {"perplexity": math.exp(min(scores["loss"], 700.0))}
 
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Bits per byte of compressors and of token frequencies: see baselines.py."""
-        from polyhead.tasks.text.baselines import baselines  # it imports this file
+        """Bits per byte of compressors on the first `sequences` sequences of `split`, in the order of the text.
 
-        return baselines(self, split, sequences=sequences)
+        They compress what the tokens say, have not seen the training text, and count each byte as models do.
+        """
+        check_baselines(self, split, sequences)
+        tokens = np.array(self._tokens(split)[1 : sequences * self.length + 1])
+        codec = self.codec()
+        if isinstance(codec, Bytes):
+            data = tokens.tobytes()
+        else:
+            data = codec.decode(tokens.tolist()).encode()
+        size = self._corpus().rate(split) * len(tokens)  # longer than `data` if the tokenizer loses some
+        return {
+            "zlib": Score(8 * len(zlib.compress(data, 9)) / size, 0.0, 1),
+            "lzma": Score(8 * len(lzma.compress(data, preset=9)) / size, 0.0, 1),
+        }
 
     # ------------------------------------------------------------------------------------------------------------ words
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
@@ -246,7 +264,8 @@ class Text(Task):
         Raises ValueError if the run in the folder was started with another text or tokenizer.
         """
         corpus = self._corpus()
-        text = {"tokenizer": corpus.manifest["tokenizer"], "splits": corpus.manifest["splits"]}
+        tokenizer = {"name": self.tokenizer, "digest": corpus.codec.digest, "count": corpus.codec.count}
+        text = {"tokenizer": tokenizer, "splits": corpus.manifest["splits"]}
         record.keep("Text", folder, self.data, self.fingerprint(), text)
         record.write(pathlib.Path(folder) / text_tokens.FILE, corpus.codec.to_json().encode())
 

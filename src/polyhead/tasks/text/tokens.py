@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 
 from polyhead.config import Run
 from polyhead.spec.optional import optional
-from polyhead.tasks.base import Task
 from polyhead.tasks.record import RECORD
 
 # In a run's folder: its tokenizer.
@@ -44,16 +43,10 @@ def printable(data: bytes) -> str:
 @functools.cache
 def _byte_by_character() -> dict[str, int]:
     """The printable characters that stand for bytes in byte-level tokenizers, as in GPT-2."""
-    printable_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    byte_by_character = {}
-    substitute = 256  # for the other bytes, in order
-    for byte in range(256):
-        if byte in printable_bytes:
-            byte_by_character[chr(byte)] = byte
-        else:
-            byte_by_character[chr(substitute)] = byte
-            substitute += 1
-    return byte_by_character
+    bytes_of_themselves = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = sorted(set(range(256)).difference(bytes_of_themselves))
+    characters = map(chr, [*bytes_of_themselves, *range(256, 256 + len(others))])
+    return dict(zip(characters, [*bytes_of_themselves, *others], strict=True))
 
 
 def spelled(name: str) -> str:
@@ -62,10 +55,9 @@ def spelled(name: str) -> str:
     >>> spelled("Ġif"), spelled("Ã"), spelled("日")
     (' if', '\\\\xc3', '日')
     """
-    byte_by_character = _byte_by_character()
-    if not all(c in byte_by_character for c in name):
+    if not _byte_by_character().keys() >= set(name):
         return name
-    return printable(bytes(byte_by_character[c] for c in name))
+    return printable(bytes(_byte_by_character()[character] for character in name))
 
 
 class Bytes:
@@ -88,8 +80,8 @@ class Bytes:
     def to_json(self) -> str:
         """A tokenizer.json of `tokenizers`: byte-level BPE without merges; token i is byte i."""
         level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-        model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None}
-        model |= {"vocab": _byte_by_character(), "merges": []}
+        model: dict[str, Any] = {"type": "BPE", "dropout": None, "unk_token": None, "merges": []}
+        model["vocab"] = _byte_by_character()
         parts = {"pre_tokenizer": level, "post_processor": None, "decoder": level, "model": model}
         return json.dumps({"version": "1.0", "added_tokens": [], "normalizer": None, **parts})
 
@@ -114,12 +106,8 @@ class Subwords:
             raise ValueError(f"Text: {name} has an empty vocabulary; train it first")
         self.count = max(vocabulary.values()) + 1
         self.digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        self.end: int | None = None
-        for name_of_end in reversed(ENDS):
-            self.end = vocabulary.get(name_of_end, self.end)
-        decoder = json.loads(text).get("decoder") or {}
-        decoders = [decoder, *decoder.get("decoders", [])]
-        self.is_byte_level = any(part.get("type") == "ByteLevel" for part in decoders)
+        self.end: int | None = next((vocabulary[end] for end in ENDS if end in vocabulary), None)
+        self.is_byte_level = "ByteLevel" in json.dumps(json.loads(text).get("decoder"))
 
     def _call(self, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
         """The function's result.  The library's errors, and its panics, which are no Exception, become a ValueError."""
@@ -145,10 +133,8 @@ class Subwords:
         """Each token as printable text."""
         pieces = []
         for token in tokens:
-            name = self.tokenizer.id_to_token(token)
-            if name is None:
-                pieces.append("\N{REPLACEMENT CHARACTER}")
-            elif self.is_byte_level and spelled(name) != name:
+            name = self.tokenizer.id_to_token(token) or "\N{REPLACEMENT CHARACTER}"
+            if self.is_byte_level and spelled(name) != name:
                 pieces.append(spelled(name))
             else:
                 pieces.append(printable(name.replace("▁", " ").encode()))
@@ -160,6 +146,48 @@ class Subwords:
 
 # It has `count` tokens, a `digest` of all that affects encoding, and `end`, the separator of documents, or None.
 Codec = Bytes | Subwords
+
+
+# -------------------------------------------------------------------------------------------------------------- origins
+def check(tokenizer: str) -> None:
+    """Raise a ValueError unless `tokenizer` has a valid form; whether files and libraries exist is not checked."""
+    kind, _, name = tokenizer.partition(":")
+    is_trained = kind == "bpe" and name.isdecimal() and int(name) >= 257
+    if not (tokenizer == "bytes" or is_trained or (kind == "hub" and name) or tokenizer.endswith(".json")):
+        forms = "'bytes', 'bpe:N' with N of at least 257 (the bytes and an end), 'hub:OWNER/NAME' or a tokenizer.json"
+        raise ValueError(f"Text: tokenizer must be {forms} but is {tokenizer!r}")
+
+
+def existing(tokenizer: str) -> Codec | None:
+    """The codec that `tokenizer` names, or None if it must be trained.
+
+    Raises ValueError for a missing file or library, and for a name of the Hub without a network.
+    """
+    kind, _, name = tokenizer.partition(":")
+    if tokenizer == "bytes":
+        return Bytes()
+    if kind == "bpe":
+        return None
+    if kind != "hub":
+        return read(tokenizer)
+    with optional(f"Text: tokenizer='{tokenizer}'", "polyhead[text]"):
+        import tokenizers
+    try:
+        text = tokenizers.Tokenizer.from_pretrained(name).to_str()
+    except Exception as error:  # of whichever library it downloads with
+        raise ValueError(f"Text: {tokenizer} cannot be downloaded ({type(error).__name__})") from None
+    return Subwords(text, tokenizer)
+
+
+def read(path: str | os.PathLike[str]) -> Codec:
+    """The codec from a tokenizer.json of `tokenizers`, or of `to_json`.  Raises ValueError for any other file."""
+    path = pathlib.Path(path).absolute()
+    try:
+        return Subwords(path.read_bytes().decode(), str(path))
+    except OSError as error:
+        raise ValueError(f"Text: tokenizer {path} cannot be read ({error.strerror})") from None
+    except (UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"Text: {path} is no tokenizer.json in UTF-8 ({' '.join(str(error).split())})") from None
 
 
 def train(texts: Iterable[str], count: int) -> Subwords:
@@ -182,92 +210,23 @@ def train(texts: Iterable[str], count: int) -> Subwords:
     return Subwords(tokenizer.to_str())
 
 
-def check(tokenizer: str) -> None:
-    """Raise a ValueError unless `tokenizer` has a valid form; whether files and libraries exist is not checked."""
-    kind, _, name = tokenizer.partition(":")
-    if kind == "bpe" and name:
-        if not name.isdecimal() or int(name) < 257:
-            raise ValueError(f"Text: tokenizer='bpe:N' takes N of at least 257, the bytes and an end, but is {name!r}")
-    elif tokenizer != "bytes" and not (kind == "hub" and name) and not tokenizer.endswith(".json"):
-        raise ValueError(
-            f"Text: tokenizer must be 'bytes', 'bpe:N', 'hub:OWNER/NAME' or a tokenizer.json but is {tokenizer!r}"
-        )
+def codec_of(run: Run, folder: str | os.PathLike[str]) -> Codec:
+    """The codec of a run on text: from its folder, or if none is there from its task, which may need the data.
 
-
-def existing(tokenizer: str) -> Codec | None:
-    """The codec that `tokenizer` names, or None if it must be trained.
-
-    Raises ValueError for a missing file or library, and for a name of the Hub without a network.
+    Raises ValueError if the model was trained with another codec.
     """
-    kind, _, name = tokenizer.partition(":")
-    if tokenizer == "bytes":
-        return Bytes()
-    if kind == "hub":
-        return _from_hub(name)
-    if kind == "bpe":
-        return None
-    return read(tokenizer)
-
-
-@functools.lru_cache(maxsize=8)
-def _from_hub(name: str) -> Subwords:
-    with optional(f"Text: tokenizer='hub:{name}'", "polyhead[text]"):
-        import tokenizers
-    try:
-        text = tokenizers.Tokenizer.from_pretrained(name).to_str()
-    except Exception as error:  # of whichever library it downloads with
-        reason = f"hub:{name} cannot be downloaded ({type(error).__name__})"
-        raise ValueError(f"Text: {reason}; offline, 'bytes' and 'bpe:4096' need no network") from None
-    return Subwords(text, f"hub:{name}")
-
-
-def read(path: str | os.PathLike[str]) -> Codec:
-    """The codec from a tokenizer.json of `tokenizers`, or of `to_json`.  Raises ValueError for any other file."""
-    path = pathlib.Path(path).absolute()
-    try:
-        status = path.stat()
-        return _read(path, status.st_mtime_ns, status.st_size)
-    except OSError as error:
-        raise ValueError(f"Text: tokenizer {path} cannot be read ({error.strerror})") from None
-
-
-@functools.lru_cache(maxsize=8)
-def _read(path: pathlib.Path, changed: int, size: int) -> Subwords:
-    try:
-        return Subwords(path.read_bytes().decode(), str(path))
-    except (UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"Text: {path} is no tokenizer.json in UTF-8 ({' '.join(str(error).split())})") from None
-
-
-def codec_of(config: Run | Task, folder: str | os.PathLike[str] | None = None) -> Codec:
-    """The codec of a run or task: from its `folder` if it is there, else from its task, which may need the data.
-
-    Raises ValueError if the task has no text, or if the model was trained with another codec.
-    """
-    task: Any = config.task if isinstance(config, Run) else config
-    if not (hasattr(task, "codec") and hasattr(task, "tokenizer")):
-        raise ValueError(f"codec_of: {type(task).__name__} is no text, so it has no tokenizer")
+    task: Any = run.task
     codec: Codec
-    if folder is not None and task.tokenizer != "bytes" and pathlib.Path(folder, FILE).exists():
+    if task.tokenizer != "bytes" and pathlib.Path(folder, FILE).exists():
         codec = read(pathlib.Path(folder, FILE))
     else:
         codec = task.codec()
-    if folder is not None and pathlib.Path(folder, RECORD).exists():
-        _check_digest(codec, pathlib.Path(folder, RECORD))
-    if isinstance(config, Run):
-        model_count = getattr(config.model.inputs, "count", codec.count)
-        if model_count != codec.count:
-            raise ValueError(
-                f"codec_of: the tokenizer has {codec.count} tokens, but the model was made for {model_count}"
-            )
+    path = pathlib.Path(folder, RECORD)
+    if path.exists():
+        try:
+            digest = str(json.loads(path.read_bytes())["tokenizer"]["digest"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"codec_of: {path} cannot be read ({' '.join(str(error).split())})") from None
+        if codec.digest != digest:
+            raise ValueError(f"codec_of: the tokenizer is {codec.digest}, but the model was trained with {digest}")
     return codec
-
-
-def _check_digest(codec: Codec, path: pathlib.Path) -> None:
-    """Raise a ValueError unless the run was trained with the codec, by its data.json."""
-    try:
-        digest = str(json.loads(path.read_bytes())["tokenizer"]["digest"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"codec_of: {path} cannot be read ({' '.join(str(error).split())})") from None
-    if codec.digest != digest:
-        raise ValueError(f"codec_of: the tokenizer is {codec.digest}, but the model was trained with {digest}")
