@@ -1,23 +1,14 @@
-"""Shared by the readers of foreign models: masks that are added to scores, and taps.
-
-Every layer of a foreign model becomes a `Taps` with one group of softmax heads, which `polyhead.analysis` reads like
-ours.
-"""
+"""Shared by the readers of foreign models: masks, which are Boolean or added to scores."""
 
 import json
 import pathlib
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from polyhead.layers.heads.functions import code_with
-from polyhead.layers.taps import GroupTaps
 from polyhead.ops.readable import is_readable
-from polyhead.ops.registry import code_of
-from polyhead.ops.softmax.op import softmax_attention
 
 
 def holds_model(folder: pathlib.Path) -> bool:
@@ -64,42 +55,3 @@ def limits(
     if mask is not None and mask.all():
         mask = None
     return bias, mask
-
-
-def softmax_group(
-    q: Float[Tensor, "b t h d"],
-    k: Float[Tensor, "b s g d"],
-    v: Float[Tensor, "b s g e"],
-    *,
-    bias: Tensor | None,
-    mask: Bool[Tensor, "..."] | None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    w_value: Float[Tensor, "g e _"] | None = None,
-    b_value: Float[Tensor, "g e"] | None = None,
-    w_out: Float[Tensor, "h m e"] | None = None,
-) -> GroupTaps:
-    """Return the taps of a layer's softmax heads, with their output."""
-    if scale is None:
-        scale = q.shape[-1] ** -0.5
-    output = softmax_attention(q, k, v, bias=bias, mask=mask, scale=scale, softcap=softcap, sinks=sinks)
-    return GroupTaps(
-        kind="softmax",
-        normalise="softmax",
-        act="identity",
-        depth=1,
-        q=q,
-        k=k,
-        v=v,
-        output=output.contiguous(),
-        bias=bias,
-        mask=mask,
-        causal=False,  # foreign masks include causality
-        scale=scale,
-        w_value=w_value,
-        b_value=b_value,
-        w_out=w_out,
-        value_weight=None,
-        coder=partial(code_with, code_of("softmax"), {"softcap": softcap, "sinks": sinks}),
-    )

@@ -212,12 +212,6 @@ class RelationalInputs:
             joint = torch.cat(by_group, dim=-1)
             joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))
             key = torch.cat((key, joint.unflatten(-1, (g, -1)).transpose(1, 2)), dim=-1)
-            cached = getattr(self.cache.layers[layer], "keys", None) if self.num_cached else None
-            if cached is not None and cached.numel() and cached.shape[-1] != key.shape[-1]:  # PEFT's prefix tuning
-                raise ValueError(
-                    f"heads: the cache must hold the keys of relations, too (width {key.shape[-1]}), but its keys have "
-                    f"width {cached.shape[-1]}"
-                )
         # A cache stores one value for each key, and relational heads read symbols in its place.
         value = self.with_symbols(value.transpose(1, 2)).transpose(1, 2)
         key, value = self.cache.update(key, value, layer, *args, **kwargs)

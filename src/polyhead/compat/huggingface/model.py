@@ -107,9 +107,6 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
     ) -> None:
         """Use our cache instead of the library's default."""
-        early_exit = generation_config.assistant_early_exit
-        if early_exit is not None:
-            raise ValueError(f"PolyheadForCausalLM: assistant_early_exit must be None but is {early_exit}")
         cache = select_cache(type(self).__name__, model_kwargs.get("cache"), model_kwargs.get("past_key_values"))
         if cache is not None:
             cache._is_user_defined = True

@@ -13,6 +13,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,8 +21,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from polyhead.compat.foreign import check_mask, limits, softmax_group
-from polyhead.layers.taps import Taps, looking
+from polyhead.compat.foreign import check_mask, limits
+from polyhead.layers.heads.functions import code_with
+from polyhead.layers.taps import GroupTaps, Taps, looking
+from polyhead.ops.registry import code_of
+from polyhead.ops.softmax.op import softmax_attention
 
 NAME = "polyhead"
 """The name of our function in the interface; it is not saved in a configuration."""
@@ -171,7 +175,27 @@ class _Recorder:
             # As for SDPA: no mask and a causal module mean the causal mask, aligned at the first key.
             attention_mask = torch.ones(t, s, dtype=torch.bool, device=q.device).tril()[None, None]
         bias, mask = limits(masks(f"capture: a mask of {name}", (attention_mask, position_bias), s), t, s, q.dtype)
-        group = softmax_group(q, k, v, bias=bias, mask=mask, scale=scaling, softcap=softcap, sinks=flat(s_aux))
+        scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+        extras: dict[str, Any] = {"softcap": softcap, "sinks": flat(s_aux)}
+        group = GroupTaps(
+            kind="softmax",
+            normalise="softmax",
+            act="identity",
+            depth=1,
+            q=q,
+            k=k,
+            v=v,
+            output=softmax_attention(q, k, v, bias=bias, mask=mask, scale=scale, **extras).contiguous(),
+            bias=bias,
+            mask=mask,
+            causal=False,  # foreign masks include causality
+            scale=scale,
+            w_value=None,
+            b_value=None,
+            w_out=None,
+            value_weight=None,
+            coder=partial(code_with, code_of("softmax"), extras),
+        )
         self.taps.append(Taps(x=None, context=None, output=None, b_out=None, groups=(group,), name=name))
         return group.output
 

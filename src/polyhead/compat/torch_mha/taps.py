@@ -3,9 +3,8 @@
     taps = capture(nn.TransformerEncoder(layer, 2), x)          one Taps per call, in order
     codes(taps[0], -1, -1)                                      polyhead.analysis reads them like our own
 
-q, k and v are recomputed from the arguments of each call and the module's weights.  `key_padding_mask` and `attn_mask`
-are True at *masked* pairs or are added to the scores; they become our mask and bias.  Calls of our drop-in module are
-recorded in the same way, so a model can be read before and after `replace`.
+q, k and v are recomputed from the arguments of each call by our drop-in, with the module's tensors.  `key_padding_mask`
+and `attn_mask` become our mask and bias.  A model can be read before and after `replace`.
 """
 
 import inspect
@@ -14,10 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from polyhead.compat.foreign import limits, softmax_group
-from polyhead.compat.torch_mha.module import MultiheadAttention, batch_first, projections, sdpa_masks
+from polyhead.compat.torch_mha.module import SEPARATE, MultiheadAttention, batch_first, projections
 from polyhead.layers.heads.functions import attended
 from polyhead.layers.projection import affine, out_weight, widths_of
 from polyhead.layers.taps import GroupTaps, Taps, looking, tapped
@@ -45,7 +42,10 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
 
     def record(module: Any, args: tuple, kwargs: dict[str, Any], result: tuple[Tensor, Tensor | None]) -> None:
         call = SIGNATURE.bind(module, *args, **kwargs).arguments
-        recorded = _taps_of_ours(module, call) if isinstance(module, MultiheadAttention) else _taps(module, call)
+        is_ours = isinstance(module, MultiheadAttention)
+        if not is_ours:
+            call["is_causal"] = False  # only a hint about attn_mask, which is read
+        recorded = _taps(module if is_ours else _as_ours(module), call)
         output = batch_first(module, result[0])
         taps.append(replace(_detached(recorded), output=output, name=names[module]))
 
@@ -78,36 +78,25 @@ def _check(name: str, module: Any) -> None:
         raise ValueError(f"{layer} must run nn.MultiheadAttention.forward but {kind.__name__} has its own")
 
 
-def _taps(module: nn.MultiheadAttention, call: dict[str, Any]) -> Taps:
-    """The taps of a call of PyTorch's module, whose queries, keys and values are computed here again."""
-    x = batch_first(module, call["query"])
-    keys = batch_first(module, call["key"])
-    values = batch_first(module, call["value"])
-    weights, biases = projections(module, module.embed_dim)
-    split = (module.num_heads, module.head_dim)
-    q, k, v = (rows.unflatten(-1, split) for rows in map(F.linear, (x, keys, values), weights, biases))
-
-    # is_causal is only a hint about attn_mask, which is read.
-    t, s = q.shape[1], k.shape[1]
-    masks = sdpa_masks(call.get("key_padding_mask"), call.get("attn_mask"), module.num_heads, q, s)
-    bias, mask = limits(masks, t, s, q.dtype)
-    value_bias = biases[2]
-    if value_bias is not None:
-        value_bias = value_bias.unflatten(0, split)
-    group = softmax_group(
-        q,
-        k,
-        v,
-        bias=bias,
-        mask=mask,
-        w_value=weights[2].unflatten(0, split),
-        b_value=value_bias,
-        w_out=module.out_proj.weight.unflatten(1, split).transpose(0, 1),
+def _as_ours(module: nn.MultiheadAttention) -> MultiheadAttention:
+    """Our drop-in over the tensors of PyTorch's module, which need not be parameters (parametrised, adapted)."""
+    twin = MultiheadAttention(
+        module.embed_dim,
+        module.num_heads,
+        bias=module.in_proj_bias is not None,
+        kdim=module.kdim,
+        vdim=module.vdim,
+        batch_first=module.batch_first,
+        device="meta",
     )
-    return Taps(x=x, context=values, output=None, b_out=module.out_proj.bias, groups=(_detached(group),))
+    twin.out_proj = module.out_proj
+    for name in (*SEPARATE, "in_proj_weight", "in_proj_bias"):
+        delattr(twin, name)
+        vars(twin)[name] = getattr(module, name)
+    return twin
 
 
-def _taps_of_ours(module: MultiheadAttention, call: dict[str, Any]) -> Taps:
+def _taps(module: MultiheadAttention, call: dict[str, Any]) -> Taps:
     """The taps of a call of our drop-in."""
     x, context, calls, _ = module.read(
         call["query"],
