@@ -1,4 +1,4 @@
-"""How dense the source is: counts in each room stay below limits that may only go down.
+"""How dense the source is: counts for each thousand lines stay below limits that may only go down.
 
 python tests/house/test_density.py     # the table of all rooms
 """
@@ -25,27 +25,9 @@ VAGUE = frozenset(
 """Words that say nothing about a value, as names of locals and arguments."""
 
 COUNTED = ("comprehensions", "conditionals", "walruses", "vague names")
-LIMITS = {
-    "analysis": (35, 27, 0, 0),
-    "cli": (39, 8, 0, 1),
-    "compat": (68, 44, 0, 0),
-    "config": (28, 15, 0, 1),
-    "jaxside": (7, 10, 0, 0),
-    "layers": (51, 22, 0, 3),
-    "models": (27, 8, 0, 0),
-    "ops": (62, 64, 0, 1),
-    "pages": (31, 9, 0, 0),
-    "papers": (115, 62, 0, 0),
-    "scale": (30, 1, 0, 0),
-    "spec": (9, 0, 0, 0),
-    "tasks": (60, 21, 0, 2),
-    "train": (38, 35, 0, 2),
-}
-"""Room -> counts, in the order of COUNTED.  They may only go down."""
-
-MAX_RATES = {"comprehensions": 18, "conditionals": 12, "walruses": 0.2, "vague names": 1}
+MAX_RATES = {"comprehensions": 18, "conditionals": 12, "walruses": 0, "vague names": 0.3}
 MAX_ROOM = 25
-"""For each thousand lines: the most of the package, and the most comprehensions of a room."""
+"""For each thousand lines: the most of the package, and the most comprehensions of a room.  They may only go down."""
 
 MAX_FUNCTION, MAX_FILE = 80, 800
 """Lines."""
@@ -96,11 +78,8 @@ def of_room(room):
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_is_no_denser_than_its_limits(room):
-    total = of_room(room)
-    limits = dict(zip(COUNTED, LIMITS[room], strict=True))
-    assert not {name: total[name] for name, limit in limits.items() if total[name] > limit}
-    assert per_thousand_lines(total)["comprehensions"] <= MAX_ROOM
+def test_a_room_has_few_comprehensions(room):
+    assert per_thousand_lines(of_room(room))["comprehensions"] <= MAX_ROOM
 
 
 def test_the_package_is_plain_and_has_comments():
@@ -116,12 +95,16 @@ def test_a_planted_dense_function_is_counted(tmp_path):
     assert [total[name] for name in COUNTED] == [1, 2, 1, 1]
 
 
-@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_a_file_is_about_one_subject_and_a_function_as_long_as_its_thought(path):
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= MAX_FILE
-    lengths = {node.name: node.end_lineno - node.lineno + 1 for node in functions(ast.parse(text))}
-    assert not {name: length for name, length in lengths.items() if length > MAX_FUNCTION}
+def test_files_are_about_one_subject_and_functions_as_long_as_their_thought():
+    long = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8")
+        if text.count("\n") > MAX_FILE:
+            long[path.name] = text.count("\n")
+        for node in functions(ast.parse(text)):
+            if node.end_lineno - node.lineno >= MAX_FUNCTION:
+                long[f"{path.name}:{node.name}"] = node.end_lineno - node.lineno + 1
+    assert not long
 
 
 if __name__ == "__main__":

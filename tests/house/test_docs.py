@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from scripts import DOCUMENTS, PAGES, ROOT, short_name
+from scripts import DOCUMENTS, ROOT, short_name
 
 from polyhead.cli import main
 from polyhead.config import extensions
@@ -90,32 +90,11 @@ def test_commands_on_pages_are_understood(command, tmp_path, monkeypatch, capsys
 
 
 # ---------------------------------------------------------------------------------------------------------------- links
-def slug(heading):
-    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-
-
 @pytest.mark.parametrize("path", DOCUMENTS, ids=short_name)
-def test_links_lead_to_what_github_shows(path):
+def test_links_lead_to_files_that_github_shows(path):
+    """Anchors, and pages in no menu, are for `make docs`, where each warning is an error."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith(("https://", "http://")):
-            continue
-        file, _, anchor = target.partition("#")
-        linked = path.parent / file if file else path
-        assert linked.is_file(), target
-        assert linked.suffix != ".html", target
-        if anchor and linked.suffix == ".md":
-            headings = re.findall(r"^#+ (.*)", linked.read_text(encoding="utf-8"), re.M)
-            assert anchor in {slug(heading) for heading in headings}, target
-
-
-def test_every_page_is_in_the_menu_of_the_site():
-    listed = {ROOT / "docs" / "index.md"}
-    for path in PAGES:
-        for body in re.findall(r"^```{toctree}\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S):
-            for line in body.splitlines():
-                if line.strip() and not line.startswith(":"):
-                    name = re.sub(r".*<(.+)>", r"\1", line.strip())
-                    listed.add((path.parent / f"{name}.md").resolve())
-    pages = [path for path in PAGES if path.name != "README.md"]  # those of results are for GitHub
-    assert not [short_name(path) for path in pages if path not in listed]
+    for target in re.findall(r"\]\(([^)#\s]+)[^)\s]*\)", text):
+        if not target.startswith(("https://", "http://")):
+            assert (path.parent / target).is_file(), target
+            assert not target.endswith(".html"), target

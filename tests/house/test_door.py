@@ -34,16 +34,6 @@ def test_a_type_checker_sees_what_is_there_under_names_of_their_own():
     assert len({name.lower() for name in classes}) == len(classes), "two that differ in case alone"
 
 
-PACKAGES = [f"polyhead.{path.parent.name}" for path in SOURCE.parent.glob("[!_]*/__init__.py")]
-DOORS = sorted({*ph._MODULES.values(), *PACKAGES})
-
-
-@pytest.mark.parametrize("door", DOORS)
-def test_a_public_module_has_what_it_offers(door):
-    module = pytest.importorskip(door, exc_type=ImportError)  # an extra may be missing
-    assert all(hasattr(module, name) for name in getattr(module, "__all__", ()))
-
-
 # Fresh processes, each step of which may load no more than it says.  JAX alone: jaxside/test_surface.py.
 WITHOUT_TORCH = """
 def without(what, *names):
