@@ -21,8 +21,7 @@ import time
 from safetensors.torch import load
 
 import polyhead as ph
-from polyhead.train.store.claims import is_claimed
-from polyhead.train.store.folder import CHECKPOINT, CONFIG, METRICS, read_metrics
+from polyhead.train.store.folder import CHECKPOINT, CONFIG, METRICS, is_claimed, read_metrics
 
 CLOCK = ("seconds", "steps_per_second")
 NUM_LIVES = 60

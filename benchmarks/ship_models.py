@@ -179,7 +179,7 @@ def main() -> int:
         return int(check(given.only, given.part) > 0)
     if given.check:
         again = [sys.executable, __file__, "--part", str(given.part), "--only"]
-        codes = [subprocess.run([*again, name], check=False).returncode for name in shipped.models()]
+        codes = [subprocess.run([*again, name], check=False).returncode for name in shipped.MODELS]
         return int(any(codes))  # below 0: killed
     if given.without_weights:
         for folder in (pathlib.Path(given.family), *given.runs):

@@ -32,7 +32,7 @@ VALUES = {
     "resume nowhere": "run folder: nowhere does not exist",
     "resume .": "run folder: . holds no config.json, so it is not a run",
     "eval RUN --batches 0": "eval: batches must be at least 1 but is 0",
-    "eval RUN --checkpoint 3": "has none of '3' (choose from newest, 4, 2)",
+    "eval RUN --checkpoint 3": "has none of '3', but ",
     "probe RUN --sequences -1": "probe: sequences must be at least 2 but is -1",
     "report RUN/..": "holds no config.json, so it is not a run",
     "list mechanism": "polyhead list: unknown kind 'mechanism'; did you mean 'mechanisms'?",
@@ -48,7 +48,7 @@ VALUES = {
     "table nowhere --out folder": "table: folder cannot be written (Is a directory)",
     "reproduce fig-2e": "unknown figure 'fig-2e'; did you mean 'fig-",
     "reproduce lm-bytes --from RESULTS --seeds 5": "--from trains nothing, so --seeds has no effect",
-    "train fuzzy-hyla --folder file": "run folder: file cannot be made (File exists)",
+    "train fuzzy-hyla --folder file": "run folder: file/config.json cannot be written (File exists)",
 }
 """A command -> a part of its one line.  RUN is a trained run."""
 

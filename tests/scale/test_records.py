@@ -15,8 +15,7 @@ from polyhead.config import digest, save
 from polyhead.scale.records import of_sweep, records
 from polyhead.scale.sweep.naming import labels
 from polyhead.train import Result
-from polyhead.train.store.folder import write_result
-from polyhead.train.store.state import State, write_end
+from polyhead.train.store.folder import write_failure, write_result
 
 
 def finished(run, folder, score):
@@ -37,7 +36,7 @@ def grid(tiny, tmp_path):
     place = tmp_path / "grid" / f"tiny-{digest(runs[3])}"
     place.mkdir()
     save(runs[3], place / "config.json")
-    write_end(place, State.FAILED, "the loss is nan")
+    write_failure(place, "the loss is nan")
     return runs, tmp_path / "grid"
 
 

@@ -9,8 +9,8 @@ import shutil
 import torch
 from safetensors.torch import load
 
-from polyhead.train.store.checkpoint import checkpoints, step_of
-from polyhead.train.store.folder import read_metrics
+from polyhead.train.store.checkpoint import read_metadata
+from polyhead.train.store.folder import checkpoints, read_metrics
 
 CLOCK = ("seconds", "steps_per_second", "tokens_per_second")
 """Numbers in a row that differ between equal runs."""
@@ -28,7 +28,7 @@ def rows(folder, kind=None):
 
 def steps(folder):
     """The steps of the checkpoints, newest first."""
-    return [step_of(path) for path in checkpoints(folder)]
+    return [read_metadata(path)["step"] for path in checkpoints(folder)]
 
 
 def copied(source, folder):

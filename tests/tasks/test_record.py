@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from refusals import refusing
 
-from polyhead import config, tasks
-from polyhead.train.store.claims import claim
+from polyhead import tasks
 
 
 def maths(folder, changed):
@@ -52,17 +51,6 @@ def test_a_run_on_files_does_not_resume_with_others(make, tmp_path):
     (run / "data.json").write_text("{")
     with refusing("delete it if the data are the same as before"):
         task.keep(run)
-
-
-def test_a_corrected_run_may_take_the_folder_of_one_without_a_checkpoint(tmp_path):
-    place = tmp_path / "run"
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.txt").write_text(name * 500, encoding="utf-8")
-        task = tasks.Text(str(tmp_path / f"{name}.txt"), length=4, folder=str(tmp_path / "tokens"))
-        model = config.TransformerConfig(*task.ends, dim=4, layers=1, heads=config.Softmax(1), causal=True)
-        with claim(config.Run(task, model), place):
-            task.keep(place)
-    assert json.loads((place / "data.json").read_bytes())["data"].endswith("two.txt")
 
 
 @pytest.mark.parametrize("make", [maths, games, cifar])

@@ -27,7 +27,7 @@ import sys, pathlib
 import torch, polyhead as ph
 from polyhead.ops.native import library
 from polyhead.papers.recipes import RECIPES
-from polyhead.train.store.claims import FolderInUse, claim, is_claimed
+from polyhead.train.store.folder import FolderInUse, claim, is_claimed
 
 q, k, v = torch.randn(3, 1, 300, 4, 8)
 exact = ph.ops.hyla(q.double(), k.double(), v.double(), impl="reference")

@@ -15,8 +15,7 @@ from polyhead.cli import dispatch as cli
 from polyhead.train import Interrupted, run
 from polyhead.train.__main__ import main
 from polyhead.train.stop import StopSignals, code_of
-from polyhead.train.store.claims import claim
-from polyhead.train.store.folder import read_metrics
+from polyhead.train.store.folder import claim, read_metrics
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 130), ("SIGHUP", 130), ("SIGUSR1", 75)])

@@ -116,8 +116,7 @@ def test_a_finished_run_is_not_trained_again_unless_asked(tiny, tmp_path):
     config, path = tiny(tmp_path, steps=3), tmp_path / "config.json"
     first = run(config, progress=False)
     written = (tmp_path / "checkpoint.safetensors").stat().st_mtime_ns
-    refused = PermissionError(13, "Permission denied")
-    with mock.patch("polyhead.train.store.claims.write", side_effect=refused):
+    with mock.patch("polyhead.train.store.folder.write", side_effect=PermissionError(13, "Permission denied")):
         assert run(config, progress=False) == first
         path.write_text(path.read_text().replace('"save_every": 5,', ""))  # of a version that had no such field
         assert run(config, progress=False, resume=True) == first
@@ -127,18 +126,9 @@ def test_a_finished_run_is_not_trained_again_unless_asked(tiny, tmp_path):
     assert again.scores == first.scores
 
 
-def test_another_runs_result_is_not_ours(tiny, tmp_path):
-    for seed in (7, 8):
-        run(tiny(tmp_path / str(seed), steps=1, seed=seed), progress=False)
-    (tmp_path / "8" / "result.json").rename(tmp_path / "7" / "result.json")
-    with pytest.raises(ValueError, match=r"result.json is that of run [0-9a-f]{12}, not of [0-9a-f]{12}$"):
-        run(tiny(tmp_path / "7", steps=1), progress=False)
-
-
 def test_a_folder_belongs_to_one_run(tiny, tmp_path):
     run(tiny(tmp_path, steps=1), progress=False)
-    said = r"already holds another run \([0-9a-f]{12}, not [0-9a-f]{12}\), which differs in seed; choose another"
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=r"already holds another run \(.{12}, not .{12}\); choose another"):
         run(tiny(tmp_path, steps=1, seed=1), progress=False)
     assert read_config(tmp_path).seed == 7
 

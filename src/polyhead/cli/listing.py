@@ -252,7 +252,7 @@ def models() -> list[Row]:
     from polyhead.train.store import shipped
 
     rows: list[Row] = []
-    for name in shipped.models():
+    for name in shipped.MODELS:
         row = {"model": name, **dict.fromkeys(("task", "known", "unseen", "steps", "parameters"), "–"), "here": "no"}
         rows.append(row)
         folder = shipped.at_hand(name)

@@ -36,7 +36,7 @@ def evaluate(
         batches: Batches per split (default: the run's own).
         batch_size: Sequences per batch (default: the run's own).
         seed: Seed of the sequences (default: the run's own).
-        checkpoint: newest, or the step of a kept checkpoint.
+        checkpoint: newest, or the step of an earlier checkpoint that is kept.
     """
     from polyhead import train
     from polyhead.train.device import pick_device

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from polyhead.config import Run, digest, to_dict
 from polyhead.config.serial import legal
 from polyhead.scale.sweep.engines import LOG
+from polyhead.scale.sweep.job import State
 from polyhead.scale.sweep.naming import differing, labels, setting
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
-from polyhead.train.store import folder as run_folder, shipped
-from polyhead.train.store.claims import is_claimed
-from polyhead.train.store.folder import CONFIG, finished, place_of, read_config, read_metrics
-from polyhead.train.store.state import State, read_end
+from polyhead.train.store import folder as run_folder
+from polyhead.train.store.folder import CONFIG, FAILURE, finished, is_claimed, place_of, read_config, read_metrics
 
 if TYPE_CHECKING:
     import pandas
@@ -84,12 +83,9 @@ def state_of(run: Run, folder: pathlib.Path) -> tuple[State, int, str]:
     step = max((row["step"] for row in rows), default=0)
     if is_claimed(folder):
         return State.RUNNING, step, ""
-    end = read_end(folder)
-    if end is not None:
-        state, message = end
-        if state == State.STOPPED:
-            message = ""
-        return state, step, message
+    failure = folder / FAILURE
+    if failure.is_file():
+        return State.FAILED, step, failure.read_text(encoding="utf-8", errors="replace").strip()
     log = folder / LOG
     if rows or (log.is_file() and log.stat().st_size > 0):
         return State.STOPPED, step, ""
@@ -298,7 +294,7 @@ def of_sweep(runs: Sequence[Run], folder: str | pathlib.Path) -> Records:
 def runs_in(folder: pathlib.Path, caller: str) -> list[pathlib.Path]:
     """Return the run folders in `folder`; config.json of other programs is left out.  Raises ValueError for none."""
     if not folder.exists():
-        raise ValueError(f"{caller}: {folder} does not exist{shipped.hint(str(folder))}")
+        raise ValueError(f"{caller}: {folder} does not exist; trained models: polyhead list models")
     if not folder.is_dir():
         raise ValueError(f"{caller}: {folder} is no folder")
     if (folder / CONFIG).is_file():

@@ -8,13 +8,9 @@ import argparse
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from polyhead.train.messages import describe_os_error, print_notice, safe_error_stream
 from polyhead.train.stop import DISK, DONE, INTERRUPTED, MISTAKE, Interrupted, end_with_launcher, leaving
-
-if TYPE_CHECKING:
-    from polyhead.train.store.state import State
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,13 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _train(path: pathlib.Path, *, progress: bool) -> int:
     with leaving():  # importing these takes seconds
-        from polyhead.train.store.claims import FolderInUse
-        from polyhead.train.store.folder import read_config
-        from polyhead.train.store.state import State
+        from polyhead.train.store.folder import FolderInUse, read_config
         from polyhead.train.trainer import run
         from polyhead.train.world import PeerProcessEnded, leave
-    folder = path if path.is_dir() else path.parent
-    state: State | None = State.STOPPED
+    folder: pathlib.Path | None = None
     try:
         with leaving():
             run(read_config(path), progress=progress, resume=True)
@@ -45,29 +38,28 @@ def _train(path: pathlib.Path, *, progress: bool) -> int:
     except PeerProcessEnded as error:  # the process where the error happened reports it
         return leave(error.code)
     except FolderInUse as error:
-        text, code, state = str(error), error.code, None
+        text, code = str(error), error.code
     except Interrupted as stop:
         text, code = str(stop), stop.code
     except KeyboardInterrupt:
         text, code = "interrupted", INTERRUPTED
     except ValueError as error:
-        text, code, state = str(error), MISTAKE, State.FAILED
+        text, code, folder = str(error), MISTAKE, path
     except OSError as error:
-        text, code, state = describe_os_error(error), DISK, State.FAILED
-    _report(folder, state, text)
+        text, code, folder = describe_os_error(error), DISK, path
+    _report(folder, text)
     return leave(code)
 
 
-def _report(folder: pathlib.Path, state: "State | None", text: str) -> None:
-    """Print `text`, and write it into the folder unless `state` is None: then another process trains there."""
-    from polyhead.train.store.state import write_end
+def _report(path: pathlib.Path | None, text: str) -> None:
+    """Print `text`, and record it in the run's folder if `path` is given: then the run failed."""
+    from polyhead.train.store.folder import write_failure
     from polyhead.train.world import speaks
 
-    if not speaks():
-        return
-    print_notice(f"polyhead: {text}")
-    if state is not None and folder.is_dir():
-        write_end(folder, state, text)
+    if speaks():
+        print_notice(f"polyhead: {text}")
+        if path is not None:
+            write_failure(path if path.is_dir() else path.parent, text)
 
 
 if __name__ == "__main__":

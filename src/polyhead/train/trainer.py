@@ -19,21 +19,24 @@ from polyhead.train.messages import print_notice, safe_error_stream
 from polyhead.train.network import Network
 from polyhead.train.progress import Progress
 from polyhead.train.stop import Interrupted, StopSignals, code_of
-from polyhead.train.store.checkpoint import checkpoints, restore, save_checkpoint, save_sharded
-from polyhead.train.store.claims import claim
+from polyhead.train.store.checkpoint import restore, save_checkpoint, save_sharded
 from polyhead.train.store.files import Damaged, delete
 from polyhead.train.store.folder import (
     CONFIG,
+    FAILURE,
     RESULT,
-    Metrics,
     Result,
-    checkpoint_files,
+    add_row,
+    checkpoints,
+    claim,
     clear,
+    cut_metrics,
+    finished,
     folder_of,
     read_result,
+    sync_metrics,
     write_result,
 )
-from polyhead.train.store.state import ENDED, State, write_end
 from polyhead.train.tracking import Trackers
 from polyhead.train.world import StopBroadcast, World
 
@@ -83,22 +86,17 @@ def run(
 def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume: bool, again: bool) -> int:
     """Lock the folder until `stack` closes; return 1 if the run is already finished, else 0."""
     check_read_back(config)
+    if not again and finished(folder, digest(config)) is not None:  # perhaps in a read-only folder
+        return 1
     if not folder.exists():
         build(config.model, device="meta")  # a model that cannot be built leaves no folder
     stack.enter_context(claim(config, folder))
     if again:
         clear(folder)
-    try:
-        result = read_result(folder)
-    except Damaged as error:
-        # With the last checkpoint, a damaged result costs one evaluation and no training.
-        print_notice(f"{error}; it is computed again")
-        result, resume = None, True
-    if result is not None:
-        if result.digest != digest(config):
-            raise ValueError(f"{folder / RESULT} is that of run {result.digest}, not of {digest(config)}")
-        return 1
-    if checkpoint_files(folder) and not resume:
+    elif (folder / RESULT).exists():
+        # With the last checkpoint, a result that cannot be read costs one evaluation and no training.
+        print_notice(f"{folder / RESULT} is damaged or of another run; it is computed again")
+    elif checkpoints(folder) and not resume:
         raise ValueError(
             f"train: {folder} holds an unfinished run; resume it with `polyhead resume {folder}` (resume=True), "
             "or delete its training and start over with --again (again=True)"
@@ -129,12 +127,11 @@ class Training:
         self.stop_broadcast = StopBroadcast(world)
         seconds = self._load()
 
-        self.metrics: Metrics | None = None
         self.callbacks = callbacks
         # After the load, because rows past the restored step are dropped: those steps are trained again.
         if world.first:
-            delete(folder / ENDED)  # why the last process ended
-            self.metrics = Metrics(folder, self.step, config.train.steps)
+            delete(folder / FAILURE)  # of the last process
+            cut_metrics(folder, self.step, config.train.steps)
             self.trackers = Trackers(config, folder, self.step)
         steps, metric, is_shown = config.train.steps, config.task.metric, progress and world.first
         self.progress = Progress(config.name, metric, start=self.step, steps=steps, enabled=is_shown)
@@ -215,9 +212,9 @@ class Training:
 
     def _add(self, row: Row) -> None:
         row["seconds"] = time.perf_counter() - self.start
-        if self.metrics is None:  # process 0 writes
+        if not self.world.first:
             return
-        self.metrics.add(row)
+        add_row(self.folder, row)
         self.trackers.add(row)
         for callback in self.callbacks:
             callback(dict(row))
@@ -239,8 +236,8 @@ class Training:
         if not self.network.is_finite():
             self._diverge(f"parameters of {self.config.name} are not finite")
         # Rows first: a run that resumes from this step never repeats them, so a power cut must not lose them.
-        if self.metrics is not None:
-            self.metrics.sync()
+        if self.world.first:
+            sync_metrics(self.folder)
         save = save_sharded if self.network.is_sharded else save_checkpoint
         save(self.folder, self.network, self._metadata(), self.config.train.keep)
         self.saved_step = self.step
@@ -263,7 +260,6 @@ class Training:
         text = f"train: {problem} at step {self.step}; {saved}; lower train.lr or set train.clip"
 
         def fail() -> int:
-            write_end(self.folder, State.FAILED, text)
             raise ValueError(text)
 
         self.world.on_rank_zero(fail)
@@ -286,13 +282,12 @@ class Training:
         )
         if self.network.is_sharded:
             save_checkpoint(self.folder, self.network, self._metadata(), self.config.train.keep)
-        if self.metrics is not None:
-            self.metrics.sync()
+        if self.world.first:
+            sync_metrics(self.folder)
             write_result(result)
         return result
 
     def close(self) -> None:
-        if self.metrics is not None:
-            self.metrics.close()
+        if self.world.first:
             self.trackers.close()
         self.progress.close()

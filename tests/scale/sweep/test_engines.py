@@ -20,8 +20,7 @@ from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.engines.ray import Ray
 from polyhead.scale.sweep.engines.slurm import Slurm, WorkerTask
 from polyhead.scale.sweep.jobs import sweep
-from polyhead.train.store.claims import claim
-from polyhead.train.store.folder import read_metrics
+from polyhead.train.store.folder import claim, read_metrics
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]
 SUPPORT = pathlib.Path(dies_once.__file__).parent

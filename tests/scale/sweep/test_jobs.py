@@ -15,8 +15,7 @@ from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.train import Interrupted, Result
 from polyhead.train.stop import HELD
-from polyhead.train.store.claims import claim
-from polyhead.train.store.state import State, read_end
+from polyhead.train.store.folder import FAILURE, claim
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def test_a_worker_that_ends_without_a_result_fails_alone(runs, tmp_path, code, e
     assert engine.started == [0, 1, 2]
     assert engine.is_closed
     noted = code not in (2, 75, 130, HELD)  # after these the worker, or the other process, notes its end
-    assert read_end(folder) == ((State.FAILED, error) if noted else None)
+    assert (folder / FAILURE).exists() == noted
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -150,5 +149,5 @@ def test_a_folder_that_cannot_be_written_fails_alone(runs, tmp_path):
     file.touch()
     outcomes = sweep(runs, tmp_path, engine=Fake(), progress=False)
     assert outcomes[0] == Failure("tiny", log, 1, f"{log}/worker.log: cannot be written (Is a directory)")
-    assert outcomes[1] == Failure("tiny", file, 2, f"run folder: {file} cannot be made (File exists)")
+    assert outcomes[1] == Failure("tiny", file, 2, f"run folder: {file}/config.json cannot be written (File exists)")
     assert outcomes[2].folder == folders[2]

@@ -10,33 +10,29 @@ from polyhead.scale.records import of_sweep
 from polyhead.scale.sweep.engines import LOG
 from polyhead.train.__main__ import main
 from polyhead.train.stop import HELD, INTERRUPTED, MISTAKE
-from polyhead.train.store.claims import claim
-from polyhead.train.store.folder import METRICS, place_of
-from polyhead.train.store.state import ENDED, State, write_end
+from polyhead.train.store.folder import FAILURE, METRICS, claim, place_of, write_failure
 
 
 def test_all_states(tiny, tmp_path):
-    runs = [tiny(None, name="r", seed=seed) for seed in range(9)]
+    runs = [tiny(None, name="r", seed=seed) for seed in range(8)]
     places = [place_of(run, tmp_path) for run in runs]
-    done, running, broken, stopped, waiting, elsewhere, late, empty, damaged = places
+    done, running, broken, stopped, waiting, elsewhere, late, empty = places
     train.run(replace(runs[0], folder=str(done)), progress=False)
-    for place in (running, broken, stopped, elsewhere, late, empty, damaged):
+    for place in (running, broken, stopped, elsewhere, late, empty):
         place.mkdir()
     for place in (running, broken, stopped):
         (place / METRICS).write_text(json.dumps({"kind": "train", "step": 5, "loss": 0.1}) + "\n")
-    write_end(broken, State.FAILED, "train: the loss of r is nan at step 6")
-    write_end(stopped, State.STOPPED, "stopped and saved at step 5; resume with: polyhead resume x")
+    write_failure(broken, "train: the loss of r is nan at step 6")
     (late / LOG).write_text("polyhead: run folder: another process is training in it\n")
-    (damaged / ENDED).write_bytes(b"{")
     with claim(runs[1], running), claim(runs[5], elsewhere):
         records = of_sweep(runs, tmp_path)
     assert [record.state for record in records] == [
         *("done", "running", "failed", "stopped", "waiting"),
-        *("running", "stopped", "waiting", "waiting"),
+        *("running", "stopped", "waiting"),
     ]
-    assert [record.step for record in records] == [12, 5, 5, 5, *[0] * 5]
+    assert [record.step for record in records] == [12, 5, 5, 5, *[0] * 4]
     nan = "train: the loss of r is nan at step 6"
-    assert [record.detail for record in records] == ["", "", nan, *[""] * 6]
+    assert [record.detail for record in records] == ["", "", nan, *[""] * 5]
     assert of_sweep(runs, tmp_path)[1].state == "stopped"  # its claim has ended
     assert not waiting.exists()  # looking leaves no folder behind
 
@@ -50,13 +46,13 @@ def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
     at_step(7, lambda: os.kill(os.getpid(), signal.SIGINT))
     with claim(runs[1], place_of(runs[1], tmp_path)):
         assert main([str(place_of(runs[1], tmp_path))]) == HELD
-    assert not (place_of(runs[1], tmp_path) / ENDED).exists()
+    assert not (place_of(runs[1], tmp_path) / FAILURE).exists()
     assert [main([str(place_of(run, tmp_path) / "config.json")]) for run in runs] == [MISTAKE, INTERRUPTED]
     failed, stopped = of_sweep(runs, tmp_path)
     assert (failed.state, stopped.state, stopped.step, stopped.detail) == ("failed", "stopped", 8, "")
     assert failed.detail.startswith("train: the loss of bad is nan at step 2; ")
     assert main([str(place_of(runs[1], tmp_path))]) == 0
-    assert not (place_of(runs[1], tmp_path) / ENDED).exists()
+    assert not (place_of(runs[1], tmp_path) / FAILURE).exists()
     assert capsys.readouterr().err.count("polyhead: ") == 3
 
 

@@ -1,8 +1,7 @@
 """Many runs in parallel: jobs.py (the queue), job.py (one run), engines/ (they start workers), naming.py (names of
 runs), screen.py (lines about progress)."""
 
-from polyhead.scale.sweep.job import Failure
+from polyhead.scale.sweep.job import Failure, State
 from polyhead.scale.sweep.jobs import sweep
-from polyhead.train.store.state import State
 
 __all__ = ["Failure", "State", "sweep"]

@@ -3,14 +3,23 @@
 import contextlib
 import pathlib
 from dataclasses import dataclass
+from enum import StrEnum
 
 from polyhead.config import Run, digest
 from polyhead.scale.sweep.engines import LOG, LOST, ExitCode, open_log
 from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
-from polyhead.train.store.claims import FolderInUse, claim
-from polyhead.train.store.folder import Result, finished, read_metrics
-from polyhead.train.store.state import State, write_end
+from polyhead.train.store.folder import FolderInUse, Result, claim, finished, read_metrics, write_failure
+
+
+class State(StrEnum):
+    """The state of a run.  stopped: no process trains it, and it did not fail."""
+
+    DONE = "done"
+    RUNNING = "running"
+    WAITING = "waiting"
+    FAILED = "failed"
+    STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class Job:
             self._fail(code, text)
             # After these codes the worker has noted its end itself, or another process trains in the folder.
             if code not in (MISTAKE, INTERRUPTED, PREEMPTED, HELD):
-                write_end(self.folder, State.FAILED, text)
+                write_failure(self.folder, text)
         return True
 
     def _fail(self, code: int, text: str) -> None:

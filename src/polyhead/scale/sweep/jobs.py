@@ -15,15 +15,13 @@ from polyhead.config import Run, check_run
 from polyhead.config.extensions import handed_on
 from polyhead.scale.sweep.engines import Engine
 from polyhead.scale.sweep.engines.local import Local
-from polyhead.scale.sweep.job import Failure, Job
+from polyhead.scale.sweep.job import Failure, Job, State
 from polyhead.scale.sweep.naming import labels
 from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import INTERRUPTED, Interrupted, code_of, signals_to
-from polyhead.train.store.claims import claim
 from polyhead.train.store.files import check_folder
-from polyhead.train.store.folder import Result, clear, place_of
-from polyhead.train.store.state import State
+from polyhead.train.store.folder import Result, claim, clear, place_of
 
 
 # ------------------------------------------------------------------------------------------------------------- the call

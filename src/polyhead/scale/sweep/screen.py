@@ -7,10 +7,9 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from polyhead.scale.sweep.job import Job
+from polyhead.scale.sweep.job import Job, State
 from polyhead.train.messages import print_notice
 from polyhead.train.progress import QUIET_SECONDS, duration, wanted
-from polyhead.train.store.state import State
 
 
 def seconds_left(jobs: Sequence[Job], at_a_time: int) -> float | None:

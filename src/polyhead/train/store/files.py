@@ -15,46 +15,21 @@ class Damaged(ValueError):
 
 def write(path: pathlib.Path, data: bytes) -> None:
     """Replace `path` by `data`: a crash or a full disk leaves the earlier file.  Raises OSError."""
-    partial = write_beside(path, data)
-    with named(path):
-        os.replace(partial, path)
-    sync_folder(path.parent)
-
-
-def write_beside(path: pathlib.Path, data: bytes) -> pathlib.Path:
-    """Write `data` to the disk into a file beside `path`; return that file, to be renamed."""
     partial = path.with_name(path.name + ".partial")
     with named(path):
-        try:
-            with open(partial, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            # On a full disk the partial file would keep the space that the next attempt needs.
-            with contextlib.suppress(OSError):
-                partial.unlink()
-            raise
-    return partial
-
-
-def sync_folder(folder: pathlib.Path) -> None:
-    """Make renames in the folder survive a power cut."""
-    with contextlib.suppress(OSError):  # not every system can open a folder
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        with open(partial, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
 
 
 def delete(path: pathlib.Path) -> None:
     """Delete a file or folder if it exists."""
-    with named(path):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -66,15 +41,11 @@ def named(path: pathlib.Path) -> Iterator[None]:
         raise OSError(error.errno, f"{path}: cannot be written ({error.strerror})") from None
 
 
-def check_local(caller: str, path: pathlib.Path) -> None:
-    """Raise a ValueError for a URL such as s3://bucket/run: `path` would be a folder s3: of this one."""
-    if path.parts and re.fullmatch(r"[^/\\]{2,}:", path.parts[0]):  # C: is a drive
-        raise ValueError(f"{caller}: expected a path of this machine, got the URL {path}")
-
-
 def check_place(caller: str, path: pathlib.Path) -> None:
     """Raise a ValueError, before the work, if the file `path` cannot be written; make its folder."""
-    check_local(caller, path)
+    # The path of a URL such as s3://bucket/run would be a folder s3: of this one; C: is a drive.
+    if path.parts and re.fullmatch(r"[^/\\]{2,}:", path.parts[0]):
+        raise ValueError(f"{caller}: expected a path of this machine, got the URL {path}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         # Both trials leave no trace: the file is opened without truncation, and the temporary one vanishes.

@@ -1,51 +1,41 @@
-"""A run folder: config.json, metrics.jsonl, checkpoint.safetensors, result.json."""
+"""A run folder: its lock, config.json, metrics.jsonl, checkpoint.safetensors, result.json."""
 
 import contextlib
 import dataclasses
 import json
 import os
 import pathlib
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from polyhead import config as configs
 from polyhead.config import Run, serial
+from polyhead.train.stop import HELD
 from polyhead.train.store import shipped
-from polyhead.train.store.files import Damaged, delete, named, write
-from polyhead.train.store.state import ENDED
+from polyhead.train.store.files import Damaged, check_place, delete, named, write
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
-EARLIER = "checkpoint-{:08}"
-DIGEST = "digest"
+LOCK, FAILURE, EARLIER, DIGEST = ".lock", "failure.txt", "checkpoint-{:08}", "digest"
+DATA = ("data.json", "tokenizer.json")  # in which tasks keep what they know of a run's data
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True)
 class Result:
     """Result of a finished run.  `scores[split]`: the loss, and each metric's mean and standard error `<metric>_se`."""
 
     name: str
-    digest: str
+    digest: str = field(repr=False)
     steps: int
     seconds: float
     parameters: int
     scores: dict[str, dict[str, float]]
-    command: str
-    environment: dict[str, Any]
+    command: str = field(repr=False)
+    environment: dict[str, Any] = field(repr=False)
     folder: pathlib.Path = pathlib.Path()
-
-    def __repr__(self) -> str:
-        """
-        >>> scores = {"iid": {"loss": 0.25, "r2": 0.5, "r2_se": 0.01}}
-        >>> Result("run", "", 9, 1.0, 10, scores, "", {})
-        Result('run', 9 steps, iid: loss 0.250 r2 0.500 r2_se 0.010, folder='.')
-        """
-        text = ""
-        for split, scores in self.scores.items():
-            text += f"{split}:"
-            for name, value in scores.items():
-                text += f" {name} {value:.3f}"
-            text += ", "
-        return f"Result({self.name!r}, {self.steps} steps, {text}folder={str(self.folder)!r})"
 
 
 # ------------------------------------------------------------------------------------------------------- configuration
@@ -62,10 +52,8 @@ def place_of(config: Run, folder: str | pathlib.Path) -> pathlib.Path:
 def place(folder: str | pathlib.Path) -> pathlib.Path:
     """The path of a run; a name from `polyhead list models` is its folder, unless a folder of that name exists here."""
     path = pathlib.Path(folder)
-    if path.exists():
-        return path
     name = shipped.named(str(folder))
-    if name is None:
+    if name is None or path.exists():
         return path
     return shipped.folder(name)
 
@@ -79,36 +67,69 @@ def read_config(folder: str | pathlib.Path) -> Run:
 
     path = place(folder)
     if path.suffix not in (".json", ".yaml", ".yml"):
-        path = _config_in(path)
+        if not path.is_dir():
+            raise ValueError(f"run folder: {path} does not exist; trained models: polyhead list models")
+        path = path / CONFIG
+        if not path.is_file():
+            raise ValueError(f"run folder: {path.parent} holds no {CONFIG}, so it is not a run")
     data = serial.read(path)
-    is_of_folder = path.name == CONFIG
     recorded = None
-    if isinstance(data, dict) and is_of_folder:
+    if isinstance(data, dict) and path.name == CONFIG:
         recorded = data.pop(DIGEST, None)
     config = configs.from_dict(data, KINDS, where=str(path))
     if not isinstance(config, Run):
         raise ValueError(f"{path}: expected a Run, got a {type(config).__name__}")
-    digest = configs.digest(config)
-    if recorded not in (None, digest):
-        raise Damaged(
-            f"{path} was written for run {recorded} but is that of run {digest}: it is damaged or edited; "
-            f'undo that, or train it in another folder without its line "{DIGEST}"'
-        )
-    if not is_of_folder:
-        return config
-    return dataclasses.replace(config, folder=str(path.parent))
+    if recorded not in (None, configs.digest(config)):
+        text = f'undo that, or train it in another folder without its line "{DIGEST}"'
+        raise Damaged(f"{path} is not that of run {recorded}: it is damaged or edited; {text}")
+    if path.name == CONFIG:
+        return dataclasses.replace(config, folder=str(path.parent))
+    return config
 
 
-def _config_in(path: pathlib.Path) -> pathlib.Path:
-    """The config.json in the folder `path`.  Raises ValueError if there is none."""
-    if not path.is_dir():
-        raise ValueError(f"run folder: {path} does not exist{shipped.hint(str(path))}")
-    if not (path / CONFIG).is_file():
-        raise ValueError(f"run folder: {path} holds no {CONFIG}, so it is not a run")
-    return path / CONFIG
+# ---------------------------------------------------------------------------------------------------------------- lock
+class FolderInUse(ValueError):
+    """Another process is training in the folder.  `code`: the worker's exit code."""
+
+    code = HELD
 
 
-# -------------------------------------------------------------------------------------------------------------- result
+@contextlib.contextmanager
+def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
+    """A context that locks `folder` for this process and writes config.json.  Raises FolderInUse, or ValueError if
+    another run was trained in the folder."""
+    check_place("run folder", folder / CONFIG)
+    with contextlib.ExitStack() as stack:
+        try:
+            # Who only looks holds the lock for an instant, so both wait a little.
+            stack.enter_context(FileLock(folder / LOCK, timeout=0.5))
+        except Timeout:
+            raise FolderInUse(f"run folder: another process is training in {folder}") from None
+        digest = configs.digest(config)
+        if (folder / CONFIG).exists() and (checkpoints(folder) or (folder / RESULT).exists()):
+            other = configs.digest(read_config(folder))
+            if other != digest:
+                text = f"another run ({other}, not {digest}); choose another folder"
+                raise ValueError(f"run folder: {folder} already holds {text}")
+        values = {DIGEST: digest, **configs.to_dict(dataclasses.replace(config, folder=None))}
+        write(folder / CONFIG, (json.dumps(values, indent=2) + "\n").encode())
+        yield
+
+
+def is_claimed(folder: pathlib.Path) -> bool:
+    """Is a process training in `folder` now?"""
+    if not (folder / LOCK).exists():
+        return False
+    try:
+        with FileLock(folder / LOCK, timeout=0.05, poll_interval=0.005):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a folder of another user, which nobody trains in here
+        return False
+
+
+# ----------------------------------------------------------------------------------------------------- result and end
 def read_result(folder: str | pathlib.Path) -> Result | None:
     """The result of a run, or None if it is not finished.  Raises Damaged."""
     path = place(folder) / RESULT
@@ -142,59 +163,53 @@ def write_result(result: Result) -> None:
     write(result.folder / RESULT, (json.dumps(serial.legal(values), indent=2) + "\n").encode())
 
 
-def checkpoint_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """All checkpoints in `folder`, in no order: the newest, and those named by step."""
-    paths = [*folder.glob("checkpoint-*.safetensors"), *folder.glob("checkpoint-*.sharded")]
+def write_failure(folder: pathlib.Path, text: str) -> None:
+    """Record why the last worker failed; do nothing in a folder that cannot be written."""
+    with contextlib.suppress(OSError):
+        write(folder / FAILURE, f"{text}\n".encode())
+
+
+def checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The checkpoints from which a run can resume, the newest first."""
+    paths = []
+    for path in folder.glob("checkpoint-*"):
+        if re.fullmatch(r"checkpoint-\d+\.(safetensors|sharded)", path.name):
+            paths.append(path)
+    paths.sort(key=lambda path: int(path.stem.removeprefix("checkpoint-")), reverse=True)
     if (folder / CHECKPOINT).exists():
-        paths.append(folder / CHECKPOINT)
+        paths.insert(0, folder / CHECKPOINT)
     return paths
-
-
-def data_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files in which tasks keep what they know of a run's data."""
-    from polyhead.tasks.record import RECORD
-    from polyhead.tasks.text import tokens as text_tokens
-
-    return [folder / RECORD, folder / text_tokens.FILE]
 
 
 def clear(folder: pathlib.Path) -> None:
     """Delete everything that training wrote in `folder`."""
-    files = [folder / name for name in (ENDED, RESULT, METRICS)]
-    for path in (*files, *data_files(folder), *checkpoint_files(folder)):
+    for name in (FAILURE, RESULT, METRICS, *DATA):
+        delete(folder / name)
+    for path in checkpoints(folder):
         delete(path)
 
 
 # ------------------------------------------------------------------------------------------------------------- metrics
-class Metrics:
-    """The file metrics.jsonl of a run that resumes at `step` of `steps`: rows up to there stay, all others go."""
+def cut_metrics(folder: pathlib.Path, step: int, steps: int) -> None:
+    """Leave the rows of a run that resumes at `step` of `steps`: those after its checkpoint are trained again."""
+    lines = []
+    for row in read_metrics(folder):
+        is_last_evaluation = row["kind"] == "eval" and row["step"] == steps  # which is repeated
+        if row["step"] <= step and not is_last_evaluation:
+            lines.append(_line(row))
+    write(folder / METRICS, b"".join(lines))
 
-    def __init__(self, folder: pathlib.Path, step: int, steps: int) -> None:
-        self.path = folder / METRICS
-        # Rows after the checkpoint would appear twice, because their steps are trained again.
-        rows = []
-        for row in read_metrics(folder):
-            is_last_evaluation = row["kind"] == "eval" and row["step"] == steps  # which is repeated
-            if row["step"] <= step and not is_last_evaluation:
-                rows.append(_line(row))
-        write(self.path, b"".join(rows))
-        self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115 (closed by `close`)
 
-    def add(self, row: dict[str, Any]) -> None:
-        """Append a row.  Raises OSError."""
-        line = _line(row)
-        with named(self.path):
-            # Without a buffer, one call may write only a part of the row.
-            while line:
-                line = line[self.file.write(line) :]
+def add_row(folder: pathlib.Path, row: dict[str, Any]) -> None:
+    """Append a row to metrics.jsonl.  Raises OSError."""
+    with named(folder / METRICS), open(folder / METRICS, "ab") as file:
+        file.write(_line(row))
 
-    def sync(self) -> None:
-        """Write all rows to the disk.  Raises OSError."""
-        with named(self.path):
-            os.fsync(self.file.fileno())
 
-    def close(self) -> None:
-        self.file.close()
+def sync_metrics(folder: pathlib.Path) -> None:
+    """Write all rows to the disk.  Raises OSError."""
+    with named(folder / METRICS), open(folder / METRICS, "ab") as file:
+        os.fsync(file.fileno())
 
 
 def _line(row: dict[str, Any]) -> bytes:

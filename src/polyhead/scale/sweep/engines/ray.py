@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from polyhead.config.extensions import IMPORTS
 from polyhead.scale.sweep.engines import LOG, LOST, ExitCode, Resources, command, worker_environment
 from polyhead.spec.optional import optional
-from polyhead.train.store.claims import is_claimed
+from polyhead.train.store.folder import is_claimed
 
 if TYPE_CHECKING:
     from polyhead.config import Run
