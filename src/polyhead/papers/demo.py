@@ -51,14 +51,10 @@ Scores = dict[tuple[str, str], list[float]]
 
 def race_model(racer: str, task: RelationalGames) -> TransformerConfig:
     """The network of a racer: two layers, width 64, four heads."""
-    config = TransformerConfig(*task.ends, dim=64, layers=2, heads=[Softmax(4)])
-    if racer == "softmax, rotary positions":
-        return replace(config, positions=Rotary())
-    if racer == "softmax + relational":
-        return replace(config, heads=[Softmax(2), Relational(2)])
-    if racer == "softmax + disentangled":
-        return replace(config, heads=[Softmax(2), Disentangled(2)])
-    return config
+    mixtures = {"softmax + relational": Relational(2), "softmax + disentangled": Disentangled(2)}
+    heads = [Softmax(2), mixtures[racer]] if racer in mixtures else [Softmax(4)]
+    config = TransformerConfig(*task.ends, dim=64, layers=2, heads=heads)
+    return replace(config, positions=Rotary()) if "rotary" in racer else config
 
 
 def race(racer: str, seed: int, steps: int = RACE_STEPS) -> Iterator[tuple[int, float]]:

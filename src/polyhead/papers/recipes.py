@@ -60,7 +60,6 @@ def every() -> dict[str, Recipe]:
 RECIPES = Recipes(
     {
         **SINGLE,
-        "fuzzy-original": singles.fuzzy_original,
         **{f"sraven-{row}": singles.sraven(row) for row in singles.WORDS},
         "games-dual": games.games_dual,
         "sorting-dual": objects.sorting_dual,

@@ -102,4 +102,3 @@ def test_the_original_code_differs_by_its_quirks(heads):
     assert run.model == replace(paper.model, dropout=0.1, dropout_shared=True)
     decay = ph.Decay(qkv_biases=True, relative_bias=True)
     assert run.train == replace(paper.train, decay=decay, early_floor=True)
-    assert replace(RECIPES["fuzzy-original"](), name="fuzzy-hyla") == RECIPES["fuzzy-hyla"]("original")

@@ -23,7 +23,7 @@ from polyhead.config import Model, Patches, Run
 from polyhead.papers import outcome
 from polyhead.papers.dual.models import ROWS, Relations, classifier, label, writer
 from polyhead.papers.outcome import Cells, Column, FigureOutcome, Picture, Rows, Table
-from polyhead.papers.sizes import Scale, Setting, training
+from polyhead.papers.sizes import Scale, training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Maths, ObjectSorting, RelationalGames
 from polyhead.tasks.base import Task
@@ -46,21 +46,17 @@ WRITERS = ("dual", "softmax", "softmax-rope", "abstractor")
 
 # ---------------------------------------------------------------------------------------------------------------- runs
 def compared(points: Iterable[Point], rows: Iterable[str], relations: Relations) -> tuple[Run, ...]:
-    """Return the runs of every point, model and setting."""
+    """Return the runs of every point, model and setting, scored on all splits except train; games on `GAME_SPLITS`."""
     runs = []
     for (task, shape, name, seed), row in itertools.product(points, rows):
+        model = model_of(task, row, shape, relations)
+        splits = tuple(split for split in task.splits if split != "train")
+        if isinstance(task, RelationalGames):
+            splits = GAME_SPLITS
         for setting in shape.grid():
-            runs.append(run_of(f"{name}-{row}", seed, task, model_of(task, row, shape, relations), shape, setting))
+            train = training(shape, setting, splits)
+            runs.append(Run(name=f"{name}-{row}-{seed}", task=task, model=model, train=train, seed=seed, threads=1))
     return tuple(runs)
-
-
-def run_of(name: str, seed: int, task: Task, model: Model, shape: Scale, setting: Setting) -> Run:
-    """A run that is scored on all splits except train; games are scored on each set of unseen shapes."""
-    splits = tuple(split for split in task.splits if split != "train")
-    if isinstance(task, RelationalGames):
-        splits = GAME_SPLITS
-    train = training(shape, setting, splits)
-    return Run(name=f"{name}-{seed}", task=task, model=model, train=train, seed=seed, threads=1)
 
 
 def model_of(task: Task, row: str, shape: Scale, relations: Relations) -> Model:

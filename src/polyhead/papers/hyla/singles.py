@@ -58,14 +58,6 @@ def fuzzy_run(row: str, scale: str) -> Run:
     return replace(run, task=replace(task, split="legacy"), model=model, train=train)
 
 
-def fuzzy_original() -> Run:
-    """HYLA with the details of the paper's code, to match its numbers.
-
-    polyhead train fuzzy-original, as fuzzy-hyla --scale original; fuzzy-softmax and fuzzy-linear have this scale, too.
-    """
-    return replace(fuzzy_run("hyla", "original"), name="fuzzy-original")
-
-
 def sraven(row: str) -> Callable[[], Run]:
     """The recipe of a model of Table A1 on SRAVEN."""
 

@@ -1,7 +1,6 @@
 """Fuzzy logic and SRAVEN at several scales (study of Schug et al. 2024), and how one run is made.
 
-short   the paper's network, batch and rate, trained for 15,000 steps instead of 50,000: minutes of one core for a run
-        of fuzzy logic.
+short   the paper's network, batch and rate, with fewer steps: minutes of one core for a run of fuzzy logic.
 small   wider heads (8 instead of 2) and gradient clipping: without it some HYLA seeds stall at few steps and high
         rates.  Fuzzy logic with 16 tokens.  SRAVEN with 2 features of 5 values, two layers, columns without
         permutation, and learned positions instead of T5's relative bias: with permuted columns or the bias, no model
@@ -31,23 +30,22 @@ FUZZY_GPU, SRAVEN_GPU = "2-3", "20-200"
 THREE = ("hyla", "softmax", "linear")
 
 # fmt: off
+PAPER = Scale(
+    dim=128, hidden=256, layers=2, heads=8, head_dim=2,
+    steps=50_000, batch_size=128, clip=None,
+    lrs=(1e-3, 3e-3), decays=(0.1, 0.03), warmups=(100,), seeds=3, eval_batches=125,
+)
+SMALL = Scale(
+    dim=64, hidden=128, layers=2, heads=8, head_dim=8,
+    steps=2000, batch_size=64, clip=1.0,
+    lrs=(2e-3, 5e-3), decays=(0.1,), warmups=(100,), seeds=3, eval_batches=32,
+)
+SMALLEST = replace(SMOKE, layers=1, heads=4, head_dim=4, lrs=(1e-3, 3e-3), decays=(0.1,))
 FUZZY: dict[str, Scale] = {
-    "paper": Scale(
-        dim=128, hidden=256, layers=2, heads=8, head_dim=2,
-        steps=50_000, batch_size=128, clip=None,
-        lrs=(1e-3, 3e-3), decays=(0.1, 0.03), warmups=(100,), seeds=3, eval_batches=125,
-    ),
-    "short": Scale(
-        dim=128, hidden=256, layers=2, heads=8, head_dim=2,
-        steps=15_000, batch_size=128, clip=None,
-        lrs=(1e-3,), decays=(0.1,), warmups=(100,), seeds=3, eval_batches=32,
-    ),
-    "small": Scale(
-        dim=64, hidden=128, layers=2, heads=8, head_dim=8,
-        steps=2000, batch_size=64, clip=1.0,
-        lrs=(2e-3, 5e-3), decays=(0.1,), warmups=(100,), seeds=3, eval_batches=32,
-    ),
-    "smoke": replace(SMOKE, layers=1, heads=4, head_dim=4, lrs=(1e-3, 3e-3), decays=(0.1,)),
+    "paper": PAPER,
+    "short": replace(PAPER, steps=15_000, lrs=(1e-3,), decays=(0.1,), eval_batches=32),
+    "small": SMALL,
+    "smoke": SMALLEST,
 }
 SRAVEN: dict[str, Scale] = {
     "paper": Scale(
@@ -55,14 +53,8 @@ SRAVEN: dict[str, Scale] = {
         steps=156_250, batch_size=128, clip=None,
         lrs=(1e-3, 3e-4), decays=(0.1, 0.3), warmups=(1000, 3000), seeds=3, eval_batches=400,
     ),
-    "small": Scale(
-        dim=64, hidden=128, layers=2, heads=8, head_dim=8, positions=Learned(),
-        steps=1500, batch_size=64, clip=1.0,
-        lrs=(1e-3, 3e-3), decays=(0.1,), warmups=(100,), seeds=3, eval_batches=32,
-    ),
-    "smoke": replace(
-        SMOKE, layers=1, heads=4, head_dim=4, lrs=(1e-3, 3e-3), decays=(0.1,), positions=Learned()
-    ),
+    "small": replace(SMALL, steps=1500, lrs=(1e-3, 3e-3), positions=Learned()),
+    "smoke": replace(SMALLEST, positions=Learned()),
 }
 # fmt: on
 

@@ -1,9 +1,4 @@
-"""The language models: one per kind of heads, all with as many parameters as softmax heads; and their sizes by scale.
-
-paper   the papers' models, on data that must be downloaded.
-small   models that two CPU cores train in minutes on the sources of Python's standard library.
-smoke   a few steps.  Its numbers are meaningless.
-"""
+"""The language models: one per kind of heads, all with as many parameters as softmax heads."""
 
 import functools
 from dataclasses import dataclass, replace

@@ -66,14 +66,6 @@ def dual_sizes(scale: str) -> tuple[LanguageScale, ...]:
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
-# Width -> model -> perplexity on FineWeb-Edu after 10 B tokens: 343, 734 and 1270 M parameters, 353, 757 and 1310 M
-# of softmax heads.
-PERPLEXITY: dict[int, dict[str, float]] = {
-    1024: {"dual": 16.09, "softmax": 16.94},
-    1536: {"dual": 14.31, "softmax": 14.65},
-    2048: {"dual": 13.43, "softmax": 13.63},
-}
-
 # Perplexities of the token-efficiency table.
 LEVELS = {
     "paper": (30.0, 27.0, 24.0, 21.0, 18.0, 15.0),
@@ -82,13 +74,16 @@ LEVELS = {
 }
 
 
-# Width -> model -> billions of tokens until a perplexity of `LEVELS["paper"]` was reached: the authors' page.
-TOKENS: dict[int, dict[str, str]] = {
-    1024: {"dual": "1.05, 1.31, 1.84, 3.01, 5.77, –", "softmax": "1.18, 1.57, 2.23, 3.67, 7.08, –"},
-    1536: {"dual": "0.79, 1.05, 1.44, 2.10, 3.80, 7.73", "softmax": "0.92, 1.18, 1.57, 2.36, 4.19, 8.78"},
-    2048: {"dual": "0.79, 0.92, 1.18, 1.70, 3.01, 6.03", "softmax": "0.92, 1.05, 1.31, 1.97, 3.28, 6.55"},
+# Width and model -> perplexity on FineWeb-Edu after 10 B tokens, and billions of tokens until a perplexity of
+# `LEVELS["paper"]` was reached: the authors' page.  343, 734 and 1270 M parameters; softmax heads 353, 757 and 1310 M.
+PRINTED: dict[tuple[int, str], tuple[float, str]] = {
+    (1024, "dual"): (16.09, "1.05, 1.31, 1.84, 3.01, 5.77, –"),
+    (1024, "softmax"): (16.94, "1.18, 1.57, 2.23, 3.67, 7.08, –"),
+    (1536, "dual"): (14.31, "0.79, 1.05, 1.44, 2.10, 3.80, 7.73"),
+    (1536, "softmax"): (14.65, "0.92, 1.18, 1.57, 2.36, 4.19, 8.78"),
+    (2048, "dual"): (13.43, "0.79, 0.92, 1.18, 1.70, 3.01, 6.03"),
+    (2048, "softmax"): (13.63, "0.92, 1.05, 1.31, 1.97, 3.28, 6.55"),
 }
-
 
 # Width, perplexity and model -> the log of the millions of tokens until it is reached.
 Needs = Mapping[tuple[Any, float, str], Estimate]
@@ -203,12 +198,11 @@ def efficiency(cells: Cells, needs: Needs, scale: str) -> Rows:
 def paper_notes() -> list[str]:
     """Return the paper's numbers as notes."""
     notes = []
-    for width, by_model in PERPLEXITY.items():
-        for model, value in by_model.items():
-            notes.append(
-                f"Paper, width {width}, {label(model)}: perplexity {value} on FineWeb-Edu; billion tokens to 30, 27, "
-                f"24, 21, 18 and 15: {TOKENS[width][model]}."
-            )
+    for (width, model), (perplexity, tokens) in PRINTED.items():
+        notes.append(
+            f"Paper, width {width}, {label(model)}: perplexity {perplexity} on FineWeb-Edu; billion tokens to 30, 27, "
+            f"24, 21, 18 and 15: {tokens}."
+        )
     return notes
 
 
