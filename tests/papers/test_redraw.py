@@ -5,6 +5,7 @@ import math
 import pathlib
 
 import pytest
+from drawn import facts_of
 from some import some
 
 from polyhead.analysis import figures
@@ -14,8 +15,6 @@ from polyhead.papers.reproduce import described, redraw
 from polyhead.tasks import Score
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small"
-OLD_WORDS = {"holds": "yes", "does not hold": "no", "not enough evidence": "undecided", "not a test": "undecided"}
-"""Verdict in older results -> today's."""
 AGAIN = (
     *("fig-2c", "fig-4a", "fig-4a-heads", "fig-4b", "fig-5c", "fig-5d", "fig-a5", "table-a1", "table-a3"),
     *("games", "sorting", "order", "set", "maths", "images"),
@@ -29,12 +28,6 @@ def without_pictures(monkeypatch):
         monkeypatch.setattr(figures, kind, lambda content, **_: None)
     monkeypatch.setattr(figures, "save", lambda figure, path: path.write_text("</svg>"))
     monkeypatch.setattr(page, "figure_as_svg", lambda figure, caption, name: caption)
-
-
-def facts_of(verdict):
-    """Claim, verdict and the numbers of its tests, which are the same in results of every version."""
-    numbers = [(part["name"], part["mean"], part["standard_error"], part["p"]) for part in verdict["parts"]]
-    return verdict["claim"], OLD_WORDS.get(verdict["outcome"], verdict["outcome"]), numbers
 
 
 @pytest.mark.thinned(3)

@@ -1,18 +1,29 @@
 """The runs of every figure: names, digests and splits; models that are compared are alike in all else."""
 
 import functools
+import hashlib
+import json
+import pathlib
 from collections import defaultdict
 from dataclasses import replace
 
 import pytest
+import torch
 from some import some
 
+import polyhead as ph
+from polyhead import train as training
 from polyhead.config import digest
 from polyhead.models.size import parameters
 from polyhead.papers.dual.models import CLOSE, DUAL
+from polyhead.papers.hyla.rows import HYLA, OURS, ROWS
+from polyhead.papers.hyla.sizes import FUZZY, SRAVEN, fuzzy_task, make, sraven_task
 from polyhead.papers.language.models import LANGUAGE
-from polyhead.papers.recipes import FIGURES, STUDIES
+from polyhead.papers.recipes import FIGURES, RECIPES, SHORT, STUDIES, default_scale
+from polyhead.papers.reproduce import runs_of as runs_for
+from polyhead.papers.sizes import Setting
 
+RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small"
 OWN = {recipe: name for name, recipe in STUDIES.items()}.values()
 """One figure for each set of runs."""
 
@@ -47,6 +58,48 @@ def test_runs_that_figures_share_have_one_name():
             assert named.setdefault(digest(run), run.name) == run.name
 
 
+@pytest.mark.parametrize("figure", STUDIES)
+def test_kept_runs_are_those_of_the_recipes(figure):
+    about = json.loads((RESULTS / figure / "results.json").read_text())
+    known = {digest(run): run.name for run in runs_for(FIGURES[figure], about["scale"], about.get("seeds"))}
+    assert {row["digest"]: row["name"] for row in some(about["runs"])}.items() <= known.items()
+
+
+# fmt: off
+PAPER = {
+    "fig-2b": "e52966efebc2", "fig-2c": "fb0be9a15a1d", "fig-4a": "02895b1ee5f3", "fig-4a-heads": "899304188e1d",
+    "fig-4b": "49d30d413811", "fig-5f": "fd5059a960e0", "fig-5c": "3572eb8cdc43", "fig-5d": "c02dc23eb4ee",
+    "fig-a5": "3e4444efe69a", "fig-a7": "85598fbb7684", "table-a1": "38cdd560b9a6", "table-a3": "fbd945c5ba94",
+    "games": "4e0cc48784fb", "sorting": "09da4990d20c", "order": "87f19b7158ac", "set": "c98c08a1d08f",
+    "maths": "d4611354d200", "images": "ddcd8d05f1fa", "fig-6": "50baa2216f13", "dual-lm": "da5c85a67f9c",
+}
+# fmt: on
+"""Figure -> a hash of the names and digests of its runs at the scale of its paper."""
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("figure", PAPER)
+def test_runs_at_paper_scale_stay_the_papers(figure):
+    text = " ".join(f"{run.name} {digest(run)}" for run in runs_of(figure, "paper"))
+    assert hashlib.sha256(text.encode()).hexdigest()[:12] == PAPER[figure]
+
+
+def test_the_papers_grids():
+    def found(figure, read):
+        return {read(run) for run in runs_of(figure, "paper")}
+
+    settings = found("table-a3", lambda run: (run.task.name, run.train.lr, run.train.weight_decay, run.train.warmup))
+    fuzzy = {("fuzzy_logic", lr, decay, 100) for lr in (1e-3, 3e-3) for decay in (0.1, 0.03)}
+    sraven = {("sraven", lr, wd, w) for lr in (1e-3, 3e-4) for wd in (0.1, 0.3) for w in (1000, 3000)}
+    assert settings == fuzzy | sraven
+    assert len(runs_of("fig-2c", "paper")) == 432  # as in the original sweep
+    assert found("fig-4b", lambda run: run.train.steps * run.train.batch_size) == {10_000_000, 20_000_000, 40_000_000}
+    assert found("fig-4a", lambda run: run.model.dim) == {128, 256, 512}
+    tokens = found("dual-lm", lambda run: run.train.steps * run.train.batch_size * run.task.length)
+    assert some(tokens) == pytest.approx([10e9], rel=1e-3)
+    assert found("games", lambda run: (run.train.lr, run.train.betas)) == {(1e-3, (0.9, 0.99))}
+
+
 @pytest.mark.parametrize("figure", [name for name in STUDIES if FIGURES[name].paper in (DUAL, LANGUAGE)])
 def test_models_that_are_compared_have_equal_parameters_and_steps(figure):
     paper = FIGURES[figure].paper
@@ -56,22 +109,96 @@ def test_models_that_are_compared_have_equal_parameters_and_steps(figure):
         task = replace(run.task, split_seed=0) if hasattr(run.task, "split_seed") else run.task
         alike[task, run.model.dim].append(run)
     for same in some(alike.values()):
-        assert len({(run.train.steps, run.train.batch_size) for run in same}) == 1
-        assert len({run.train.lr for run in same}) == 1
+        assert len({(run.train.steps, run.train.batch_size, run.train.lr) for run in same}) == 1
         wanted = size(next(run.model for run in same if paper.row_of(run) == reference))
         assert all(abs(size(run.model) - wanted) <= CLOSE * wanted for run in same)
 
 
 def test_a_run_is_named_after_its_model():
     run = replace(runs_of("table-a1", "smoke")[0], name="fuzzy-16-70-hyla-linear-0")
-    assert FIGURES["table-a1"].paper.row_of(run) == "hyla-linear"
+    assert HYLA.row_of(run) == "hyla-linear"
     with pytest.raises(
         ValueError, match=r"^row_of: the name of mine-0 ends with none of the models of dual attention$"
     ):
         DUAL.row_of(replace(run, name="mine-0"))
 
 
-@pytest.mark.parametrize("figure", ["fig-5c", "games", "lm-bytes"])
-def test_an_unknown_scale_is_one_line(figure):
-    with pytest.raises(ValueError, match=r"^recipes: unknown scale 'tiny'.*choose from paper, "):
-        STUDIES[figure]("tiny")
+def test_a_scale_that_a_figure_lacks_and_an_unknown_model_are_one_clear_line():
+    without = [name for name in STUDIES if name not in SHORT]
+    assert default_scale("fig-2c") == "short"
+    assert {default_scale(name) for name in (*without, "table-a1")} == {"small"}
+    for name in without:
+        with pytest.raises(ValueError, match=r"^recipes: .*scale 'short'.*choose from paper, small, smoke"):
+            STUDIES[name]("short")
+    for name in SHORT:
+        assert {(run.task.name, run.seed == run.task.split_seed) for run in runs_of(name, "short")} == {
+            ("fuzzy_logic", True)
+        }
+    with pytest.raises(ValueError, match=r"recipes: unknown model 'hylla'; did you mean 'hyla'"):
+        tiny("fuzzy", "hylla")
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+def tiny(task, row):
+    shape = {"fuzzy": FUZZY, "sraven": SRAVEN}[task]["smoke"]
+    made = fuzzy_task("smoke", 0, length=8) if task == "fuzzy" else sraven_task("smoke", 0)
+    return make(made, row, shape, Setting(1e-2, 0.1, 1), 0)
+
+
+@pytest.mark.thinned(3)
+@pytest.mark.parametrize("task", ["fuzzy", "sraven"])
+@pytest.mark.parametrize("row", ROWS | OURS)
+def test_every_parameter_of_every_model_has_a_gradient_on_both_tasks(task, row):
+    run = tiny(task, row)
+    torch.manual_seed(0)
+    model = ph.Transformer(run.model)
+    batch = run.task.batch("train", 16, seed=0, step=0)
+    (run.task.loss(model(batch.inputs), batch) + model.auxiliary_loss()).backward()
+    untouched = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum() > 0]
+    assert [name for name in untouched if not name.endswith(("qkv.bias", "gate.weight"))] == []
+
+
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("figure", ["games", "maths", "images", "sorting", "lm-bytes"])
+def test_every_model_of_a_study_trains(figure, tmp_path):
+    first_of_row = {FIGURES[figure].paper.row_of(run): run for run in reversed(runs_of(figure, "smoke"))}
+    for row, run in some(first_of_row.items()):
+        train = replace(run.train, steps=2, eval_batches=1)
+        result = training.run(replace(run, folder=str(tmp_path / row), device="cpu", train=train), progress=False)
+        assert result.steps == 2, row
+        assert result.parameters == parameters(run.model), row
+        assert set(result.scores) == set(run.train.evaluate), row
+
+
+# ------------------------------------------------------------------------------------------------------- single recipes
+DIGESTS = {"softmax": "c990094c150f", "linear": "ce4ef26ec0ec", "hyla": "86cd8c8e9c60"}
+"""Of the folders of earlier runs, whose fields are the paper's."""
+
+
+@pytest.mark.parametrize("row", DIGESTS)
+def test_fuzzy_logic_as_in_the_paper_and_as_in_its_code(row):
+    recipe = RECIPES[f"fuzzy-{row}"]
+    paper, short, original = recipe("paper"), recipe(), recipe("original")
+    assert (paper.name, digest(paper)) == (f"fuzzy-{row}", DIGESTS[row])
+    assert replace(paper, train=replace(paper.train, steps=15_000, eval_batches=32, eval_every=2500)) == short
+    decay = ph.Decay(qkv_biases=True, relative_bias=True)
+    assert original.train == replace(paper.train, decay=decay, early_floor=True)
+    assert original.model == replace(paper.model, dropout=0.1, dropout_shared=True)
+    assert original.task == replace(paper.task, split="legacy")
+
+
+@pytest.mark.parametrize(
+    ("name", "study"),
+    [("games-dual", "games"), ("sorting-dual", "sorting"), ("digits-dual", "images"), ("maths-dual", "maths")]
+    + [(f"lm-{row}", "lm-bytes") for row in ("softmax", "hyla", "dual", "mixture", "linear")],
+)
+def test_single_recipes_are_runs_of_the_studies(name, study):
+    run = RECIPES[name]()
+    assert (run.name, run.threads) == (name, None)
+    alike = []
+    for one in runs_of(study, "small"):
+        if replace(one, train=run.train, name=name, threads=None) == run:
+            alike.append(one)
+    (like,) = alike
+    assert replace(like.train, steps=run.train.steps) == run.train
+    assert (like.train.steps == run.train.steps) == (name not in ("digits-dual", "maths-dual"))

@@ -32,3 +32,9 @@ def without(study, lost):
 def scores(ahead):
     """Models ahead of the others (or behind) by so much, a little more on each further seed."""
     return lambda run, sign=1.0: 0.5 + sign * ahead.get(DUAL.row_of(run), 0.0) * (1 + 0.01 * run.seed)
+
+
+def facts_of(verdict):
+    """Claim, verdict and the numbers of its tests, which are the same in results of every version."""
+    numbers = [(part["name"], part["mean"], part["standard_error"], part["p"]) for part in verdict["parts"]]
+    return verdict["claim"], verdict["outcome"], numbers

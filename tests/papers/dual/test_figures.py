@@ -11,42 +11,10 @@ import pytest
 from drawn import draw, quick, scores, without  # noqa: F401 (a fixture)
 
 from polyhead.analysis.claims import Estimate
-from polyhead.papers import outcome
 from polyhead.papers.dual import shared
 from polyhead.papers.dual.models import DUAL, ROWS
-from polyhead.tasks import RelationalGames
 
 score = scores({"dual": 0.2, "relational": 0.15, "corelnet": 0.3, "abstractor": 0.1, "disentangled": 0.05})
-
-
-def drawn(study, monkeypatch):
-    """Draw; also returns the baselines of every panel, by the names of picture and panel."""
-    monkeypatch.setattr(shared.figures, "lines", lambda panels, **_: panels)
-    found = draw(study)
-    baselines = {}
-    for picture in found.pictures:
-        for title, _, levels in picture.figure:
-            baselines[picture.stem, title] = levels
-    return found, baselines
-
-
-def test_what_needs_no_relation_stands_beside_games(study_of, monkeypatch):
-    """In pictures by the number of images, in the table below the models: means over the images of each seed."""
-    monkeypatch.setattr(outcome, "BASELINE_SEQUENCES", 300)  # 60 of two splits have the same baseline by chance
-    found, seen = drawn(study_of("games", score), monkeypatch)
-    for stem, split in (("games", "iid"), ("games-stripes", "novel_stripes")):
-        each = {
-            n: [RelationalGames("between", n, split_seed=i).baselines(split, sequences=300, seed=i) for i in (0, 1)]
-            for n in (16, 32)
-        }
-        differ = len({one["known_pairs"].mean for both_ in each.values() for one in both_}) > 1
-        assert differ == (split == "iid")
-        wanted = {n: sum(one["known_pairs"].mean for one in both_) / 2 for n, both_ in each.items()}
-        assert seen[stem, "between"] == {"chance": 0.5, "Known pairs": pytest.approx(wanted)}
-    (at,) = [i for i, row in enumerate(found.rows) if row[:3] == ("between", "32", "Known pairs")]
-    assert found.rows[at - 1][:2] == ("between", "32")
-    assert found.rows[at][4:] == (*("0.500 ± 0.000",) * 2, "–", "–", "–")
-    assert found.numbers["between, 32"]["Known pairs"]["stripes"]["mean"] == 0.5
 
 
 @pytest.mark.thinned(3)
@@ -59,13 +27,16 @@ def test_what_needs_no_relation_stands_beside_games(study_of, monkeypatch):
     ],
 )
 def test_what_needs_no_relation_stands_beside_objects(figure, split, name, study_of, monkeypatch):
+    """In pictures, and in the table below the models: means over the splits of the seeds."""
     study = study_of(figure, score)
-    found, seen = drawn(study, monkeypatch)
+    pictures = []
+    monkeypatch.setattr(shared.figures, "lines", lambda panels, **_: pictures.append(panels))
+    found = draw(study)
+    (((_, _, levels),),) = pictures
     tasks = dict.fromkeys(point.run.task for point in study.points)
     most = max(one.examples or 0 for one in tasks)
     tasks = [one for one in tasks if most in (0, one.examples)]
     means = [one.baselines(split, sequences=60, seed=seed)[name].mean for seed, one in enumerate(tasks)]
-    ((_, levels),) = seen.items()
     label = study.points[0].run.task.words.baselines[name].label
     level = levels[label][most] if figure == "sorting" else levels[label]
     assert level == pytest.approx(sum(means) / len(means))
