@@ -128,6 +128,8 @@ def test_layers_without_an_equivalent_in_the_tutorial():
     for heads in ([ph.Softmax(2), ph.Hyla(2)], ph.Hyla(4), ph.Softmax(4, kv_heads=2)):
         with refusing("one group of softmax heads that share the width 16, as the tutorial"):
             to_haiku(ph.MultiHeadAttention(16, heads, bias=True))
+    with pytest.raises(ValueError, match="to_haiku: softmax heads must have no softcap, sinks or gate"):
+        to_haiku(ph.MultiHeadAttention(16, ph.Softmax(4, gate=True), bias=True))
     with refusing("biases, as the tutorial"):
         to_haiku(ph.MultiHeadAttention(16, ph.Softmax(4)))
     own = ph.MultiHeadAttention(16, ph.Softmax(4), bias=True)

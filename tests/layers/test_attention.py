@@ -116,7 +116,6 @@ ERRORS = {
     "mask of the wrong size": (lambda a, x: a(x, mask=torch.ones(4, 5).bool()), "to (b h t s) = (2, 4, 5, 5)"),
     "keep without its queries": (lambda a, x: a(x, keep=torch.ones(1, 4, 1, 1, dtype=F64)), f"{KEEP}(1, 4, 1, 1)"),
     "keep of other heads": (lambda a, x: a(x, keep=torch.ones(2, 3, 5, 5, dtype=F64)), f"{KEEP}(2, 3, 5, 5)"),
-    "keep without its batch": (lambda a, x: a(x, keep=torch.ones(4, 5, 5, dtype=F64)), f"{KEEP}(4, 5, 5)"),
     "context longer than the rotary table": (lambda a, x: a(x, tokens(17)), "17 positions but max_length is 16"),
     "context longer than the table, positions": (
         lambda a, x: a(x, tokens(17), positions=torch.arange(5)[None]),
@@ -124,11 +123,9 @@ ERRORS = {
     ),
     "more queries than the rotary table has": (lambda a, x: a(tokens(17), x), "17 positions but max_length is 16"),
     "bias of the wrong size": (lambda a, x: a(x, bias=torch.ones(4, 8, dtype=F64)), "(h t+s-1) = (4, 9) but is (4, 8)"),
-    "bias without its queries": (lambda a, x: a(x, bias=torch.ones(1, 1, 1, 5, dtype=F64)), "but is (1, 1, 1, 5)"),
     "dropout of everything": (lambda a, x: make([ph.Hyla(2)], dropout=1.0), "dropout must be in [0, 1) but is 1.0"),
     "positions of an input": (lambda a, x: make([ph.Hyla(2)], positions=ph.Learned()), "or Alibi() but is Learned()"),
     "no heads": (lambda a, x: make([]), "heads must be mechanisms such as [Softmax(4), Hyla(4)] but is []"),
-    "a class": (lambda a, x: ph.config.head_list("MultiHeadAttention", [ph.Softmax]), "such as Softmax(4) but holds <"),
 }
 
 

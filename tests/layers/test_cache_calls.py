@@ -1,9 +1,7 @@
 """A cache belongs to one layer, and a call adds all its tokens to it or none."""
 
 import copy
-import gc
 import pickle
-import weakref
 
 import pytest
 import torch
@@ -46,7 +44,7 @@ def test_another_layer_is_refused_and_adds_nothing(heads, copied):
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_a_copied_cache_belongs_to_the_layer_that_continues_it(way):
+def test_a_copied_cache_is_a_branch_and_belongs_to_the_layer_that_continues_it(way):
     """Perhaps to that of a model that was built anew; in one process equal weights may as well be another depth."""
     first, second, x = make([ph.Softmax(4)], causal=True), make([ph.Softmax(4)], causal=True), tokens(6)
     cache = LayerCache()
@@ -55,34 +53,19 @@ def test_a_copied_cache_belongs_to_the_layer_that_continues_it(way):
     same, (owner, other) = COPIES[way](cache), (first, second) if way == "copied" else (second, first)
     assert_close(owner(x[:, 3:5], cache=same), first(x[:, :5])[:, 3:], atol=1e-10, rtol=1e-10)
     refused(lambda: other(x[:, 5:], cache=same), OTHER)
+    assert_close(first(x[:, 3:], cache=cache), first(x)[:, 3:], atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("way", COPIES)
-def test_a_copy_is_a_branch(way):
-    layer, cache, x = make([ph.Softmax(2), ph.Linear(2)], causal=True), Cache(1), tokens(6)
-    layer(x[:, :3], cache=cache[0])
-    branch = COPIES[way](cache[0] if way == "copied" else cache)
-    layer(x[:, 4:], cache=branch if way == "copied" else branch[0])
-    assert_close(layer(x[:, 3:4], cache=cache[0]), layer(x[:, :4])[:, 3:], atol=1e-10, rtol=1e-10)
-
-
-def test_one_layer_may_have_several_caches_and_other_weights():
-    """One module at two depths, or with a loaded state."""
+def test_one_layer_at_two_depths_has_two_caches():
     layer, x, caches = make([ph.Softmax(4)], causal=True), tokens(4), Cache(2)
     for a, b in ((0, 3), (3, 4)):
         y = layer(layer(x[:, a:b], cache=caches[0]), cache=caches[1])
     assert_close(y, layer(layer(x))[:, 3:], atol=1e-10, rtol=1e-10)
-    layer.load_state_dict(make([ph.Softmax(4)], causal=True).state_dict())
-    layer(x[:, :1], cache=caches[0])
-
-
-def test_a_cache_keeps_no_model_alive():
-    layer, cache = make([ph.Softmax(4)], causal=True), LayerCache()
-    layer(tokens(2), cache=cache)
-    gone = weakref.ref(layer)
-    del layer
-    gc.collect()
-    assert gone() is None
+    for cache, kind in ((Cache(2), "Cache"), ({}, "dict")):
+        with pytest.raises(TypeError, match=rf"^MultiHeadAttention: .* cache\[i\], but is a {kind}$"):
+            layer(x, cache=cache)
+    with pytest.raises(IndexError, match=r"layer 1 was wanted but it has 1: Cache\(2\)"):
+        Cache(1)[1]
 
 
 @pytest.mark.compile
@@ -119,15 +102,3 @@ def test_a_call_that_was_interrupted_adds_nothing(mixture, place):
         assert (cache.length, cache.nbytes) == (first, bytes_before[-1])
         pieces.append(call(first, last))
     assert_close(torch.cat(pieces, 1), layer(x, positions=where), atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize(("cache", "kind"), [(Cache(2), "Cache"), ({}, "dict")])
-def test_what_is_no_entry_of_a_cache_is_refused(cache, kind):
-    layer = ph.MultiHeadAttention(8, ph.Softmax(2), causal=True)
-    with pytest.raises(TypeError, match=rf"^MultiHeadAttention: .* cache\[i\], but is a {kind}$"):
-        layer(torch.zeros(1, 3, 8), cache=cache)
-
-
-def test_a_cache_of_too_few_layers_says_how_many():
-    with pytest.raises(IndexError, match=r"layer 1 was wanted but it has 1: Cache\(2\)"):
-        Cache(1)[1]

@@ -10,7 +10,7 @@ from gradients import same_with_gradients
 from problems import draw
 from refusals import refused
 
-from polyhead.layers.feedforward import MixtureOfExperts, MlpLayer, SwigluLayer, swiglu_width
+from polyhead.layers.feedforward import MixtureOfExperts, MlpLayer, SwigluLayer
 
 ACTS = {
     "identity": lambda a: a,
@@ -51,12 +51,7 @@ def test_swiglu(bias):
     torch.testing.assert_close(swiglu(x), (gate * value) @ swiglu.w2.weight.T + b2, atol=1e-12, rtol=0)
     assert len(list(swiglu.parameters())) == (6 if bias else 3)
     assert SwigluLayer(8).w1.bias is None
-
-
-def test_swiglu_width_is_the_nearest_multiple_of_64():
-    cases = {1: 64, 16: 64, 64: 192, 96: 256, 100: 256, 128: 320, 512: 1344, 768: 2048, 1600: 4288}
-    assert {dim: swiglu_width(dim) for dim in cases} == cases
-    assert SwigluLayer(64).w1.weight.shape == (192, 64)
+    assert [SwigluLayer(dim).w1.out_features for dim in (1, 64, 100, 1600)] == [64, 192, 256, 4288]
 
 
 # ------------------------------------------------------------------------------- mixture of experts

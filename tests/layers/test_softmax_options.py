@@ -5,7 +5,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-import polyhead as ph
 from polyhead import ops
 
 F64 = torch.float64
@@ -48,11 +47,3 @@ def test_a_query_without_a_key_gives_all_its_weight_to_the_sink():
     (gradient,) = torch.autograd.grad(y.sum(), q)
     assert not y.any()
     assert not gradient.any()
-
-
-def test_converters_to_formats_without_them_refuse():
-    from polyhead.compat.haiku import to_haiku
-
-    layer = ph.MultiHeadAttention(WIDTH, ph.Softmax(HEADS, gate=True), bias=True)
-    with pytest.raises(ValueError, match="to_haiku: softmax heads must have no softcap, sinks or gate"):
-        to_haiku(layer)

@@ -55,13 +55,10 @@ def test_without_gradients_a_batch_is_scored_once(monkeypatch):
     torch.testing.assert_close(losses, token_losses(logits, targets))
     assert torch.equal(guesses, logits.argmax(-1))
     with torch.no_grad():  # other targets are not those that were asked for
-        torch.testing.assert_close(lazy.cross_entropy(targets + 0), losses)
         other = (targets + 1) % 23
         torch.testing.assert_close(lazy.cross_entropy(other), token_losses(logits, other))
         other.copy_(targets)
         torch.testing.assert_close(lazy.cross_entropy(other), losses)
-    with torch.inference_mode():
-        torch.testing.assert_close(model(tokens, lazy=True).cross_entropy(targets + 0), losses)
     assert torch.equal(model(tokens, lazy=True).argmax(), guesses)
 
 

@@ -81,22 +81,17 @@ def test_initialisation_presets():
     heads = ph.Hyla(8, dim=16, value_dim=16, value_depth=2)
     wide = replace(BASE, dim=512, heads=heads, layers=1, inputs=ph.Tokens(600), bias=True)
     hyla = build(replace(wide, init="hyla", positions=ph.RelativeBias(64)), torch.float32)
-    block = hyla.blocks[0]
-    for rows in block.attention.qkv.weight.split(block.attention.widths):
-        assert rows.std().item() == pytest.approx(512**-0.5, rel=0.02)
-        assert rows.abs().max().item() <= 2.0001 * 512**-0.5 / 0.8796
-    assert block.attention.out.weight.std().item() == pytest.approx(128**-0.5, rel=0.03)
-    assert block.attention.relative.table.std().item() == pytest.approx(64**-0.5, rel=0.15)
-    deep = block.attention.groups[0].value_weight
-    assert deep.std().item() == pytest.approx(16**-0.5, rel=0.1)
-    assert deep.abs().max().item() <= 2.0001 * 16**-0.5 / 0.8796
+    course = build(replace(wide, init="cs336"), torch.float32).blocks[0].attention.qkv.weight[:128]
+    attention = hyla.blocks[0].attention
+    parts = [(rows, 512) for rows in attention.qkv.weight.split(attention.widths)]
+    parts += [(attention.out.weight, 128), (attention.groups[0].value_weight, 16)]
+    for rows, fan_in in parts:
+        assert rows.std().item() == pytest.approx(fan_in**-0.5, rel=0.1 if fan_in == 16 else 0.03)
+        assert rows.abs().max().item() <= 2.0001 * fan_in**-0.5 / 0.8796
+    assert attention.relative.table.std().item() == pytest.approx(64**-0.5, rel=0.15)
     assert hyla.inputs.table.weight.std().item() == pytest.approx(512**-0.5, rel=0.02)
-    assert block.attention.qkv.bias.eq(0).all()
-    course = build(replace(wide, init="cs336"), torch.float32)
-    q = course.blocks[0].attention.qkv.weight[:128]
-    assert q.std().item() == pytest.approx((2 / (512 + 128)) ** 0.5 * 0.9866, rel=0.02)
-    assert course.inputs.table.weight.abs().max() <= 3.0001
-    assert course.inputs.table.weight.std().item() == pytest.approx(0.9866, rel=0.02)
+    assert attention.qkv.bias.eq(0).all()
+    assert course.std().item() == pytest.approx((2 / (512 + 128)) ** 0.5 * 0.9866, rel=0.02)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -120,11 +115,7 @@ def test_mistakes_are_one_line():
         (lambda: model(x, keep=[None]), "Transformer: keep must hold one tensor, or None, a layer: 2, not 1"),
         (lambda: model(torch.tensor([[3, 11]])), "Transformer: tokens must be 0 to 10 but 11 came"),
         (lambda: replace(BASE, heads=[[ph.Softmax(2)]]), "2 layers but 1 lists of heads"),
-        (lambda: replace(BASE, heads=[ph.Softmax(2), [ph.Hyla(2)]]), "not a mixture of both"),
-        (lambda: replace(BASE, heads=[]), "heads must be mechanisms"),
-        (lambda: replace(BASE, norm="rsm"), "did you mean 'rms'"),
         (lambda: build(replace(BASE, outputs=ph.Logits(7, tied=True))), r"tied logits need Tokens\(7\)"),
-        (lambda: build(replace(BASE, heads=ph.Softmax(6), positions=ph.Rotary())), "Softmax: 6 heads do not divide"),
         (lambda: rotary(torch.zeros(1, 25, dtype=torch.long)), "25 positions but max_length is 24"),
     ):
         refused(call, text)
