@@ -21,13 +21,10 @@ REFUSED = {
         ({"held_out": 0.999}, "held_out=0.999 leaves 1 training multisets of 4 rules, too few to cover all 8 rules"),
         ({"features": 30}, "10295472 multisets of 30 rules, but at most 2000000 can be listed"),
         ({"split": "partitionable", "features": 3}, "split='partitionable' exists for 4 features, not for 3"),
-        (
-            {"features": 7, "reject_ambiguous": "code"},
-            "7 features on a grid of 3 have 25401600 correspondences, but at most 1000000 can be searched",
-        ),
+        ({"reject_ambiguous": "code"}, "reject_ambiguous must be None but is 'code'"),
     ],
     tasks.RelationalGames: [
-        ({"examples": 30_001}, "examples must be at most 30000 but is 30001"),
+        ({"examples": 30_001}, "examples must be int <= 30000 but is 30001"),
     ],
     tasks.ObjectSorting: [
         ({"length": 49}, r"length must be at most 48 \(objects\) but is 49"),
@@ -35,12 +32,13 @@ REFUSED = {
     ],
     tasks.PairwiseOrder: [
         ({"examples": 2017}, r"examples must be at most 2016 \(pairs\) but is 2017"),
-        ({"objects": 4, "split": "unordered"}, "objects must be at least 5 but is 4"),
     ],
     tasks.SetCards: [
         ({"examples": 1081}, "examples must be int <= 1080 but is 1081"),
     ],
     tasks.Maths: [
+        ({"data": "original"}, r"unknown data 'original' \(choose from generated\)"),
+        ({"pool": 9}, "pool must be int <= 0 but is 9"),
         ({"module": "polynomials__ad"}, r"unknown module 'polynomials__ad'; did you mean 'polynomials__add'\?"),
     ],
     tasks.Images: [

@@ -31,8 +31,9 @@ class PairwiseOrder(Classification):
         train, validation    50 % and 15 % of all pairs
         compositional        the other 35 %: unseen pairs of objects that occur in training, unless `examples` are few
 
-    split: "ordered" assigns (i, j) and (j, i) to splits independently, as in the paper, so training contains the
-        reverse of half of the test pairs; "unordered" keeps both in the same split, so only transitivity helps.
+    (i, j) and (j, i) are assigned independently, as in the paper: training has the reverse of half of the test pairs.
+
+    split: a part of the configurations of kept runs, without an effect.
     examples: how many training pairs are used (default: all).
 
     >>> [len(PairwiseOrder().pairs_of(split)) for split in PairwiseOrder.splits]
@@ -44,7 +45,7 @@ class PairwiseOrder(Classification):
     objects: Annotated[int, Meta(ge=4)] = 64
     dim: Count = 8
     examples: Count | None = None
-    split: Annotated[str, choice(("ordered", "unordered"))] = "ordered"
+    split: Annotated[str, choice(("ordered",))] = "ordered"
     split_seed: Index = 0
 
     name: ClassVar[str] = "pairwise_order"
@@ -59,9 +60,7 @@ class PairwiseOrder(Classification):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.split == "unordered" and self.objects < 5:  # validation would be empty
-            raise ValueError(f"PairwiseOrder: objects must be at least 5 but is {self.objects}")
-        count = len(_pairs(self.objects, self.split, self.split_seed)["train"])
+        count = len(_pairs(self.objects, self.split_seed)["train"])
         if self.examples is not None and self.examples > count:
             raise ValueError(f"PairwiseOrder: examples must be at most {count} (pairs) but is {self.examples}")
 
@@ -71,7 +70,7 @@ class PairwiseOrder(Classification):
 
     def pairs_of(self, split: str) -> Tensor:
         """The pairs (n 2) of a split."""
-        pairs = _pairs(self.objects, self.split, self.split_seed)[check_split(self, split)]
+        pairs = _pairs(self.objects, self.split_seed)[check_split(self, split)]
         return pairs[: self.examples if split == "train" else None].clone()
 
     def vectors(self) -> Float[Tensor, "n c"]:
@@ -106,22 +105,14 @@ class PairwiseOrder(Classification):
 
 
 @functools.lru_cache(maxsize=16)
-def _pairs(objects: int, split: str, seed: int) -> dict[str, Tensor]:
+def _pairs(objects: int, seed: int) -> dict[str, Tensor]:
     """All pairs of distinct objects, by split."""
-    generator = seeded(seed, f"pairwise_order/{objects}/{split}")
+    generator = seeded(seed, f"pairwise_order/{objects}/ordered")
     pairs = torch.combinations(torch.arange(objects))
-    if split == "ordered":
-        pairs = torch.cat((pairs, pairs.flip(1)))
+    pairs = torch.cat((pairs, pairs.flip(1)))
     pairs = pairs[torch.randperm(len(pairs), generator=generator)]
     cuts = [portion(share, len(pairs)) for share in SHARES]
-    parts = {}
-    for name, part in zip(PairwiseOrder.splits, pairs.tensor_split(cuts), strict=True):
-        if split == "unordered":
-            # Each pair stands beside its reverse; shuffled, so that any number of examples mixes both.
-            part = torch.stack((part, part.flip(1)), 1).flatten(0, 1)
-            part = part[torch.randperm(len(part), generator=generator)]
-        parts[name] = part
-    return parts
+    return dict(zip(PairwiseOrder.splits, pairs.tensor_split(cuts), strict=True))
 
 
 @functools.lru_cache(maxsize=16)

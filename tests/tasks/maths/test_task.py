@@ -112,16 +112,6 @@ def test_mixed_questions_are_a_third_of_each_difficulty(module, monkeypatch):
         assert abs(share - 1 / 3) < 0.08, difficulty
 
 
-# ------------------------------------------------------------------------------------------------------ repeatability
-def test_a_pool_is_made_once_and_keeps_its_splits_apart():
-    task = Maths("algebra__linear_1d", "easy", pool=100)
-    found = {split: {q for q, _ in texts(task, split, 10)} for split in SPLITS}
-    assert 90 < len(found["train"]) <= 100
-    assert all(len(found[split]) <= 10 for split in SPLITS[1:])
-    assert not any(found["train"] & found[split] for split in SPLITS[1:])
-    assert task.batch("iid", 1000, seed=0, step=0).source.unique(dim=0).shape[0] == len(found["iid"])
-
-
 # ------------------------------------------------------------------------------------------------------------- scores
 def test_scores_by_hand():
     task = Maths("algebra__linear_1d", "easy")

@@ -38,7 +38,6 @@ def test_the_original_codes_instances_obey_the_checker(fixtures):
         {"permuted": False},
         {"features": 2, "grid": 2},
         {"features": 2, "grid": 5, "values": 11},
-        {"values": 4, "reject_ambiguous": "text"},
     ],
     ids=str,
 )

@@ -1,6 +1,5 @@
-"""Symbolic Raven: the contents of a batch, random streams, loss, metrics, redrawn instances."""
+"""Symbolic Raven: the contents of a batch, random streams, loss, metrics."""
 
-import dataclasses
 import itertools
 
 import pytest
@@ -8,8 +7,6 @@ import torch
 
 from polyhead import config
 from polyhead.tasks import Sraven
-from polyhead.tasks.sraven import task as sraven
-from polyhead.tasks.sraven.ambiguity import ambiguous
 
 SPLITS = ("train", "validation", "iid", "compositional")
 SETTINGS = [
@@ -18,7 +15,6 @@ SETTINGS = [
     {"features": 2, "values": 5},
     {"features": 3, "values": 4, "grid": 4, "held_out": 0.4},
     {"features": 3, "values": 3, "grid": 2},
-    {"reject_ambiguous": "text"},
 ]
 
 
@@ -69,27 +65,6 @@ def test_rules_and_permutations_are_uniform_and_independent():
     triples = torch.bincount(orders @ torch.tensor([576, 24, 1]), minlength=24**3).double()
     mean = 57_600 / 24**3
     assert abs(((triples - mean) ** 2 / mean).mean() - 1) < 5 * (2 / 24**3) ** 0.5
-
-
-# ------------------------------------------------------------------------------------------ rejection
-@pytest.mark.parametrize(("definition", "values"), [("code", 4), ("text", 8)])
-@pytest.mark.parametrize("split", ["train", "compositional"])
-def test_ambiguous_instances_are_drawn_anew_and_no_others(definition, values, split):
-    task = Sraven(values=values, reject_ambiguous=definition)
-    plain = dataclasses.replace(task, reject_ambiguous=None)
-    batch, before = (one.batch(split, 200, seed=0, step=0) for one in (task, plain))
-    assert not ambiguous(batch.latents["panels"], task, definition).any()
-    bad = ambiguous(before.latents["panels"], task, definition)
-    assert bad.any()
-    assert ((batch.targets == before.targets).all(dim=1) == ~bad).all()
-    check_whole(task, batch)
-
-
-def test_rules_that_are_always_ambiguous_are_an_error_not_an_endless_loop(monkeypatch):
-    monkeypatch.setattr(sraven, "TRIES", 5)
-    task = Sraven(features=2, values=8, grid=2, reject_ambiguous="text")  # one row shown whole says too little
-    with pytest.raises(ValueError, match=r"^Sraven: 5 draws gave no instance without ambiguity by definition 'text'"):
-        task.batch("train", 64, seed=0, step=0)
 
 
 def test_scores_are_of_the_query_tokens_and_accuracy_wants_all_of_them():

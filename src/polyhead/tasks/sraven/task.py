@@ -58,9 +58,8 @@ RULES = (
 )
 STEPS = (0, 1, 2, -1, -2)  # added per column, for rules 0 to 4
 SUM, DIFFERENCE, DISTRIBUTE = 5, 6, 7
-DEFINITIONS = ("code", "text")  # of an ambiguous instance: see ambiguity.py
 LISTED_MULTISETS = 2_000_000  # most multisets to enumerate
-TRIES = 1000  # most random splits to find a covering one; most draws to find an unambiguous instance
+TRIES = 1000  # most random splits to find a covering one
 BITS = 31  # of a random number; a die with n sides is fair up to n / 2^31
 
 Multiset = tuple[int, ...]
@@ -96,7 +95,7 @@ class Sraven(Task):
     held_out: fraction of the multisets that are held out.
     grid: rows and columns of panels, 3 in the paper.
     permuted: whether columns permute their features.  If not, features are in the order of their rules.
-    reject_ambiguous: "code" or "text" redraws ambiguous instances in all splits (see ambiguity.py).
+    reject_ambiguous: a part of the configurations of kept runs, without an effect.
 
     >>> Sraven().batch("compositional", 16, seed=0, step=0).inputs.shape
     torch.Size([16, 36, 8])
@@ -109,7 +108,7 @@ class Sraven(Task):
     split: Annotated[str, choice(SPLITS)] = "covered"
     split_seed: int = 0
     permuted: bool = True
-    reject_ambiguous: Annotated[str, choice(DEFINITIONS)] | None = None
+    reject_ambiguous: None = None
 
     name: ClassVar[str] = "sraven"
     metric: ClassVar[str] = "accuracy"
@@ -131,10 +130,6 @@ class Sraven(Task):
         if self.split != "covered" and self.features != 4:
             raise ValueError(f"Sraven: split={self.split!r} exists for 4 features, not for {self.features}")
         _split(self.features, self.held_out, self.split, self.split_seed)
-        if self.reject_ambiguous is not None:
-            from polyhead.tasks.sraven.ambiguity import check_size  # it imports this file
-
-            check_size(self)
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -190,9 +185,11 @@ class Sraven(Task):
             query_rules (b features)                the rule of each query token
         """
         check_draw(self, split, batch_size)
-        rules, order, panels = self._draw(split, batch_size, generator)
-        if self.reject_ambiguous is not None:
-            self._replace_ambiguous((rules, order, panels), split, generator)
+        multisets = _multisets(self, split, generator.device)
+        rule_draws = fork(generator, f"{self.name}/{split}/rules")
+        rows = torch.randint(len(multisets), (batch_size,), generator=rule_draws, device=generator.device)
+        grid_draws = fork(generator, f"{self.name}/{split}/grids")
+        rules, order, panels = draw_instances(self, multisets[rows], grid_draws)
         advance(generator)
         targets = panels.flatten(1)
         inputs = F.one_hot(targets, self.values).float()
@@ -206,38 +203,6 @@ class Sraven(Task):
             "query_rules": rules.gather(1, order[:, -1]),
         }
         return Batch(inputs, targets, None, scored, latents)
-
-    def _draw(
-        self, split: str, batch_size: int, generator: torch.Generator, attempt: str = ""
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Rules (b m), permutations (b g m) and panels (b g g m); `generator` is not changed."""
-        multisets = _multisets(self, split, generator.device)
-        rule_draws = fork(generator, f"{self.name}/{split}/rules{attempt}")
-        rows = torch.randint(len(multisets), (batch_size,), generator=rule_draws, device=generator.device)
-        grid_draws = fork(generator, f"{self.name}/{split}/grids{attempt}")
-        return draw_instances(self, multisets[rows], grid_draws)
-
-    def _replace_ambiguous(
-        self, instances: tuple[Tensor, Tensor, Tensor], split: str, generator: torch.Generator
-    ) -> None:
-        """Replace ambiguous instances, in place, by those at the same index in later draws."""
-        from polyhead.tasks.sraven.ambiguity import ambiguous  # it imports this file
-
-        definition = str(self.reject_ambiguous)
-        panels = instances[-1]
-        left = ambiguous(panels, self, definition).nonzero()[:, 0]
-        for attempt in range(1, TRIES):
-            if not len(left):
-                return
-            fresh = self._draw(split, len(panels), generator, f"/{attempt}")
-            for old, new in zip(instances, fresh, strict=True):
-                old[left] = new[left]
-            left = left[ambiguous(panels[left], self, definition)]
-        if len(left):
-            raise ValueError(
-                f"Sraven: {TRIES} draws gave no instance without ambiguity by definition {definition!r}; "
-                "use more values"
-            )
 
     def input_sizes(self, batch: Batch) -> Float[Tensor, "b"]:
         """The sum of the symbols (b) of the last token's feature in the panels to the left, to which it must attend."""
