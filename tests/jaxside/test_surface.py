@@ -94,8 +94,6 @@ def test_a_scale_is_a_number_and_dtypes_are_one():
     with refusing("hyla: scale must be a number but has shape (2, 1); multiply q by it"):
         jaxside.hyla(*arrays("hyla")[1], scale=np.ones((2, 1), np.float32))
     q, k, v = arrays("hyla")[1]
-    with refusing("latent_code: scale must be a number but has shape (3,)"):
-        jaxside.latent_code(q, k, normalise="identity", scale=np.ones(3, np.float32))
     kinds = "bfloat16, bfloat16, bfloat16, float32"
     with refusing(f"hyla: q, k, v and value_weight must have one dtype but have {kinds}"):
         jaxside.hyla(*(x.astype("bfloat16") for x in (q, k, v)), value_weight=np.ones((4, 5, 5), np.float32))

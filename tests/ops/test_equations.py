@@ -14,8 +14,7 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.ops.latent_code import latent_code, relations
-from polyhead.ops.linear.op import linear_step
-from polyhead.ops.registry import IMPLS, OPS, TENSORS, resolve
+from polyhead.ops.registry import OPS, TENSORS, resolve
 from polyhead.spec import MECHANISMS, NETWORKS, NORMALISE, RELATION_ACTS
 
 BIASES, MASKS, BOTH = (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True)
@@ -31,7 +30,7 @@ EACH = 64
 
 @pytest.mark.parametrize(("op", "number"), GRID)
 def test_equals_the_oracle(problem, arguments, op, number):
-    """A query without a visible key has the output 0, and no NaN in a gradient."""
+    """Output and gradients; both are 0 for a query without a visible key."""
     variant, variants = VARIANTS[op][number], len(VARIANTS[op])
     for n, (((t, s), limits), bias, mask, causal, keep) in some(
         enumerate(CASES[number::variants][: 1 + EACH // variants])
@@ -43,26 +42,17 @@ def test_equals_the_oracle(problem, arguments, op, number):
             options["value_weight"] = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
         tensors = arguments(op, qkv, **shape_of(variant))
         out = resolve(op, "reference")(*tensors, **options)
-        wanted = oracle.answer(op, dict(zip(TENSORS[op], tensors, strict=True)), options).detach()
-        assert_close(out.detach(), wanted, rtol=1e-9, atol=1e-9, msg=lambda text, how=how: f"{how}: {text}")
-        grads = torch.autograd.grad(out.square().sum() + out.sum(), tensors)
-        assert all(grad.isfinite().all() for grad in grads)
+        wanted = oracle.answer(op, dict(zip(TENSORS[op], tensors, strict=True)), options)
+        learned = [x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad]
+        grads, exact = (
+            torch.autograd.grad(y.square().sum() + y.sum(), [*tensors, *learned], allow_unused=True)
+            for y in (out, wanted)
+        )
+        for came, oracles in zip((out, *grads), (wanted, *exact), strict=True):
+            assert_close(came, oracles, rtol=1e-9, atol=1e-9, msg=lambda text, how=how: f"{how}: {text}")
         if mask == "rows":
             assert (out[0, t // 2] == 0).all()
             assert (grads[0][0, t // 2] == 0).all()
-
-
-@pytest.mark.parametrize("op", IMPLS)
-def test_gradients_equal_finite_differences(problem, arguments, op):
-    qkv, options = problem(3, 4, bias="offset", mask="rows", causal=True)
-    variant = VARIANTS[op][-1]
-    options |= options_of(variant)
-
-    def run(bias, *tensors):
-        return resolve(op, "reference")(*tensors, **{**options, "bias": bias})
-
-    leaves = options["bias"], *arguments(op, qkv, **shape_of(variant))
-    assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("normalise", NORMALISE)
@@ -115,24 +105,25 @@ def test_the_scale_of_scores_rounds_no_query(impl):
     assert_close(came.double(), wanted, rtol=0, atol=0.01 * wanted.abs().max().item())
 
 
-@pytest.mark.parametrize("op", ["softmax", "abstractor", "hyla", "pooled"])
-@pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 6), (torch.float16, 150)], ids=str)
-def test_large_scores_of_half_precision_are_neither_rounded_nor_infinite(op, dtype, size):
-    """With a bias, as PyTorch's kernel goes before the reference otherwise."""
-    qkv = torch.randn(3, 2, 9, 4, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
-    qkv[:2] *= size
-    came, wanted = (resolve(op)(*qkv.to(to), bias=torch.zeros(4, 17, dtype=to)) for to in (dtype, torch.float64))
-    assert_close(came.double(), wanted, rtol=0, atol=0.01 * wanted.abs().max().item())
+LARGE = {
+    "softmax": lambda q, k, v, bias: (resolve("softmax")(q, k, v, bias=bias),),
+    "abstractor": lambda q, k, v, bias: (resolve("abstractor")(q, k, v, bias=bias),),
+    "hyla": lambda q, k, v, bias: (resolve("hyla")(q, k, v, bias=bias),),
+    "pooled": lambda q, k, v, bias: (resolve("pooled")(q, k, v, bias=bias),),
+    "relations": lambda q, k, v, bias: (
+        relations(q, k, relation_act="softmax"),
+        resolve("disentangled", "reference")(v, v, q, k, v, relation_act="softmax"),
+    ),
+}
 
 
+@pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 6), (torch.float16, 150)], ids=str)
-def test_large_relations_of_half_precision_are_neither_rounded_nor_infinite(dtype, size):
+def test_large_scores_of_half_precision_are_neither_rounded_nor_infinite(name, dtype, size):
     given = torch.randn(3, 2, 9, 4, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
     given[:2] *= size
-    found, disentangled, how = [], resolve("disentangled", "reference"), {"relation_act": "softmax"}
-    for q_rel, k_rel, v in (given, given.double()):
-        found.append((relations(q_rel, k_rel, **how), disentangled(v, v, q_rel, k_rel, v, **how)))
-    for came, wanted in zip(*found, strict=True):
+    results = (LARGE[name](*given.to(to), torch.zeros(4, 17, dtype=to)) for to in (dtype, torch.float64))
+    for came, wanted in zip(*results, strict=True):
         assert_close(came.double(), wanted, rtol=0, atol=0.01 * wanted.abs().max().item())
 
 
@@ -173,12 +164,8 @@ def test_mistakes_of_codes_are_one_clear_line():
     q, k = torch.zeros(2, 4, 4, 3), torch.zeros(2, 5, 2, 4)
     with refusing("latent_code: d = 3 in q but 4 in k (b s g d) = (2, 5, 2, 4)"):
         latent_code(q, k, normalise="softmax")
-    with refusing("latent_code: unknown normalise 'rms'"):
-        latent_code(q, q, normalise="rms")
     with refusing("relations: unknown relation_act 'sofmax'; did you mean 'softmax'?"):
         relations(q, q, relation_act="sofmax")
-    with refusing("linear_step: unknown act 'rleu'; did you mean 'relu'?"):
-        linear_step(q, q, q, act="rleu")
 
 
 PLAIN = {"normalise": "identity", "act": "identity"}
@@ -237,10 +224,7 @@ def test_pooled_heads_have_codes_and_no_sum_of_codes():
     model = ph.Transformer(ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=ph.Pooled(2)))
     taps = ph.analysis.capture(model, task.batch("train", 2, seed=0, step=0))[0]
     assert ph.analysis.codes(taps, -1, -1).shape == (2, 2)
-    with pytest.raises(ValueError, match=r"^value_network: the output of these heads must be the sum of code times"):
+    with refusing("value_network: the output of these heads must be the sum of code times"):
         ph.analysis.value_network(taps, -1, -1)
-    with pytest.raises(ValueError, match=r"^swap_codes: unknown kind of heads 'pooled'"):
+    with refusing("swap_codes: unknown kind of heads 'pooled'"):
         ph.analysis.swap_codes(model, task)
-    for name, wrong, right in (("pool", "maxx", "max"), ("network", "qury", "query")):
-        with pytest.raises(ValueError, match=f"^Pooled: unknown {name} '{wrong}'; did you mean '{right}'"):
-            ph.Pooled(2, **{name: wrong})

@@ -6,13 +6,12 @@ A compiler here is a script that copies what was built before, so that nothing i
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import threading
 
 import pytest
 import torch
 from compilers import READY
+from filelock import FileLock
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
@@ -98,23 +97,16 @@ def test_threads_and_processes_do_not_build_it_twice(place, library):
     assert not any(isinstance(x, str) for x in found)
 
 
-def test_a_killed_build_leaves_nothing_in_the_way(place, library):
+def test_a_killed_build_leaves_nothing_in_the_way(place, monkeypatch, library):
     """Its half a library has another name, and its lock died with it."""
     copying(place, library)
     path = native.library_path("hyla")
     path.parent.mkdir()
     half = path.with_suffix(".4711.part")
     half.write_bytes(b"half")
-    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print(1, flush=True); input()"
-    command = [sys.executable, "-c", code, str(path.with_suffix(".lock"))]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout.readline() == b"1\n"
-        native.TIMEOUT, patience = 0.0, native.TIMEOUT
-        try:
-            assert "another process holds" in native.load_error("hyla")
-        finally:
-            native.TIMEOUT = patience
-            holder.kill()
+    with monkeypatch.context() as patch, FileLock(path.with_suffix(".lock")):
+        patch.setattr(native, "TIMEOUT", 0.0)
+        assert "another process holds" in native.load_error("hyla")
     native._LIBRARIES.clear()
     assert native.load_error("hyla") is None
     assert not half.exists()
@@ -145,10 +137,8 @@ def test_without_a_home_there_is_none(place, monkeypatch):
 FAILURES = {
     "no compiler": ([], "needs a compiler, g++ or clang++, and neither is there"),
     "broken": (["echo x.cpp:1: error: no such luck >&2", "exit 1"], "cannot be compiled: x.cpp:1: error: no such luck"),
-    "disk full": (["echo as: No space left >&2", "exit 1"], "cannot be compiled: as: No space left"),
     "killed": (["exit 137"], "cannot be compiled: exit code 137"),
     "garbage": (['echo garbage > "$out"'], "cannot be built: "),
-    "nothing": (["exit 0"], "cannot be built: "),
 }
 
 
@@ -210,13 +200,6 @@ def test_wrong_numbers_are_found_before_the_first_use(place, caplog):
     warned = [r.message for r in caplog.records if "no native code" in r.message]
     assert len(warned) == 2
     assert all(told in x and "\n" not in x for x in warned)
-
-
-@pytest.mark.parametrize("came", [native.TOLERANCE, float("nan")])
-def test_whatever_the_check_does_not_find_right_is_wrong(place, monkeypatch, library, came):
-    copying(place, library)
-    monkeypatch.setattr(native, "worst_error", lambda name, dtype: came)
-    assert "computes wrong numbers" in native.load_error("hyla")
 
 
 def test_a_check_that_ends_in_an_error_is_made_again_by_the_next_process(place, monkeypatch, library):

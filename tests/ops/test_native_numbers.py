@@ -140,15 +140,6 @@ def test_heads_and_widths_beside_poison(op, heads):
             assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
-@needs_compiler
-@pytest.mark.parametrize("op", NATIVE_OPS)
-@pytest.mark.parametrize(("b", "s"), [(0, 3), (2, 0)])
-def test_threads_share_nothing(monkeypatch, arguments, op, b, s):
-    monkeypatch.setattr(structs, "thread_count", lambda: 2)
-    out = resolve(op, "native")(*arguments(op, make_problem(3, s, b=b)[0]))
-    assert_close(out, out.new_zeros(b, 3, 4, 5))
-
-
 def test_wrong_edges_of_packed_sequences_lead_to_ranges_in_memory():
     """No op reads the entries of cu_seqlens, so any may come."""
     for edges in ([-1, 1, 3, -1], [0, 1, 2, 0], [0, 5, 1, 9]):

@@ -118,28 +118,6 @@ def test_the_grid_is_neither_empty_nor_refused_throughout(problem, arguments):
         assert taken >= (len(CASES) if impl == "blocked" else 12)
 
 
-@pytest.mark.compile
-@pytest.mark.parametrize("op", ["hyla", "relational"])
-def test_tiles_of_packed_sequences_compile(problem, arguments, op):
-    """In one graph, whatever the lengths and the number of sequences."""
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    run = resolve(op, "blocked")
-    compiled = torch.compile(
-        lambda packed, *tensors: run(*tensors, causal=True, window=3, cu_seqlens=packed).sin(),
-        fullgraph=True,
-        dynamic=True,
-        backend="aot_eager",
-    )
-    for edges in ((0, 4, 4, 5, 7, 8, 9), (0, 5, 11, 11, 12, 13, 15, 17)):  # a number that is not another size
-        qkv, options = problem(edges[-1], edges[-1], causal=True, window=3, edges=edges)
-        tensors = arguments(op, qkv)
-        outs = compiled(options["cu_seqlens"], *tensors), resolve(op, "reference")(*tensors, **options).sin()
-        assert_close(*outs)
-        assert_close(*(torch.autograd.grad(out.square().sum(), tensors) for out in outs))
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
-
-
 def error(came, exact):
     return [((x.double() - y).norm() / (y.norm() + 1e-9)).item() for x, y in zip(came, exact, strict=True)]
 
@@ -166,13 +144,3 @@ def test_half_precision_errs_at_most_twice_as_much_as_the_reference(problem, arg
     assert all(x.dtype == dtype for x in came)
     for mine, allowed in zip(error(came, exact), budget, strict=True):
         assert mine <= 2 * allowed
-
-
-@pytest.mark.parametrize("impl", [impl for impl in IMPLS["softmax"] if impl not in SKIPPED[1:]])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
-def test_softmax_backends_at_enormous_logits(impl, dtype):
-    q = torch.tensor([100.0, -100.0], dtype=dtype)[None, :, None, None]
-    k = torch.tensor([100.0, 100.0, -100.0], dtype=dtype)[None, :, None, None]
-    v = torch.tensor([1.0, 3.0, 5.0], dtype=dtype)[None, :, None, None]
-    out = resolve("softmax", impl)(q, k, v, scale=1.0)
-    assert_close(out.flatten().double(), torch.tensor([2.0, 5.0], dtype=torch.float64))

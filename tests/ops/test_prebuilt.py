@@ -44,8 +44,9 @@ def test_the_verdict_of_the_check_is_kept_in_the_cache(wheel, monkeypatch):
     assert library.load_error("hyla") is None
 
 
-def test_wrong_numbers_of_the_wheel_are_refused(wheel, monkeypatch):
-    monkeypatch.setattr(library, "worst_error", lambda *_: 0.5)
+@pytest.mark.parametrize("error", [library.TOLERANCE, float("nan")])
+def test_wrong_numbers_of_the_wheel_are_refused(wheel, monkeypatch, error):
+    monkeypatch.setattr(library, "worst_error", lambda *_: error)
     assert "computes wrong numbers" in library.load_error("hyla")
 
 

@@ -29,22 +29,27 @@ def oracle(x, positions, theta, layout):
     return out
 
 
+BASE = draw(2, 5, 3, 11)
+CASES = {
+    "one": (draw(2), torch.tensor(3)),
+    "rows": (draw(2, 5, 8), torch.arange(5)),
+    "rows of each sample": (draw(2, 5, 3, 8), torch.tensor([[4, 3, 2, 1, 0], [0, 0, 7, 9, 2]])[..., None]),
+    "rows of all samples": (draw(2, 5, 3, 8), torch.arange(5)[None, :, None]),
+    "five axes": (draw(2, 3, 2, 5, 4), torch.arange(5)[None]),
+    # Odd offsets and strides and expanded inputs take another path through the same numbers.
+    "odd offset": (BASE[..., 1:9], torch.arange(5)[:, None]),
+    "odd stride": (BASE[..., :8], torch.arange(5)[:, None]),
+    "expanded": (draw(5, 3, 8).expand(2, 5, 3, 8), torch.arange(5)[:, None]),
+    "every second": (draw(2, 5, 3, 16)[..., ::2], torch.arange(5)[:, None]),
+    "empty": (draw(0, 4), torch.arange(0)),
+}
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("theta", [1e4, 100.0])
-@pytest.mark.parametrize(
-    ("shape", "positions"),
-    [
-        ((2,), torch.tensor(3)),
-        ((5, 6), torch.arange(5)),
-        ((2, 5, 8), torch.arange(5)),
-        ((2, 5, 8), torch.tensor([[4, 3, 2, 1, 0], [0, 0, 7, 9, 2]])),
-        ((2, 5, 3, 8), torch.tensor([[4, 3, 2, 1, 0], [0, 0, 7, 9, 2]])[..., None]),
-        ((2, 5, 3, 8), torch.arange(5)[None, :, None]),
-        ((2, 3, 2, 5, 4), torch.arange(5)[None]),
-    ],
-)
-def test_float64_equals_the_rotation_matrices(layout, theta, shape, positions):
-    x = draw(*shape)
+@pytest.mark.parametrize("name", CASES)
+def test_float64_equals_the_rotation_matrices(layout, theta, name):
+    x, positions = CASES[name]
     actual = rope(x, positions, theta=theta, layout=layout)
     expected = torch.tensor(oracle(x.numpy(), positions.numpy(), theta, layout))
     torch.testing.assert_close(actual, expected, atol=1e-12, rtol=0)
@@ -63,21 +68,6 @@ def test_angles_are_never_rounded_to_half(dtype, layout):
     torch.testing.assert_close(actual.double(), expected, atol=2e-4, rtol=1.01 * ulp)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("where", ["odd offset", "odd stride", "expanded", "every second"])
-def test_memory_layout_does_not_matter(layout, where):
-    """Odd offsets and strides, transposed and expanded inputs take another path through the same numbers."""
-    base, positions = draw(2, 5, 3, 11), torch.arange(5)[:, None]
-    x = {
-        "odd offset": base[..., 1:9],
-        "odd stride": base[..., :8],
-        "expanded": draw(5, 3, 8).expand(2, 5, 3, 8),
-        "every second": draw(2, 5, 3, 16)[..., ::2],
-    }[where]
-    expected = torch.tensor(oracle(x.numpy(), positions.numpy(), 1e4, layout))
-    torch.testing.assert_close(rope(x, positions, layout=layout), expected, atol=1e-12, rtol=0)
-
-
 def test_mistakes_are_one_line():
     x, where = torch.zeros(2, 5, 4), torch.arange(5)
     for call, text in (
@@ -90,11 +80,6 @@ def test_mistakes_are_one_line():
         (lambda: rope(x, where[:0]), r"rope: positions of shape \(0,\) do not broadcast to \(2, 5\)$"),
     ):
         refused(call, f"^{text}")
-
-
-def test_nothing_to_turn():
-    assert rope(torch.zeros(0, 4), torch.arange(0)).shape == (0, 4)
-    assert rope(torch.zeros(2, 4, device="meta"), torch.arange(2, device="meta")).shape == (2, 4)
 
 
 @pytest.mark.compile
