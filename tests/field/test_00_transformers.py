@@ -3,7 +3,7 @@
 import pytest
 import torch
 from refusals import refusing
-from tiny_transformers import CACHE, COUNT, hf, llama, ours, padded, tokens
+from tiny_transformers import CACHE, hf, llama, ours, padded, tokens
 
 import polyhead as ph
 
@@ -55,17 +55,3 @@ def test_no_argument_is_swallowed(name):
     cache = hf.model.PolyheadCache(2)
     with refusing(f"{name}: cache and past_key_values are the same argument, but both came"):
         model(ids, cache=cache, past_key_values=cache)
-
-
-def test_training_with_the_trainer_reads_all_columns(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    ids = 1 + torch.arange(8) % (COUNT - 1)
-    data = [{"input_ids": ids, "labels": ids}] * 4
-    arguments = transformers.TrainingArguments(
-        tmp_path, max_steps=12, learning_rate=1e-2, report_to=[], use_cpu=True, disable_tqdm=True, logging_steps=1
-    )
-    trainer = transformers.Trainer(ours(), arguments, train_dataset=data)
-    trainer.train()
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    assert losses[-1] < 0.5 * losses[0]

@@ -93,18 +93,3 @@ def test_positions_that_stop_are_refused():
     layer(x[:, :3], positions=torch.arange(2, 5)[None], cache=cache)
     text = "^MultiHeadAttention: an earlier call with this cache gave positions; give those of the new tokens, too$"
     refused(lambda: layer(x[:, 3:], cache=cache), text)
-
-
-@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # from 5.24 on
-# ------------------------------------------------------------------------------------------------------ Hugging Face
-@pytest.mark.parametrize("heads", ["softmax", "relational"])
-def test_generate_continues_a_conversation_whose_second_turn_is_padded(heads):
-    hf = pytest.importorskip("polyhead.compat.huggingface")
-    hf_model = zoo.far(hf.PolyheadForCausalLM(hf.PolyheadConfig(language_model(heads).config)).double())
-    options = {"max_new_tokens": 1, "do_sample": False, "return_dict_in_generate": True}
-    first = hf_model.generate(TOKENS[:, :3], **options)
-    tokens = torch.cat((first.sequences, TOKENS[:, 3:5]), dim=1)
-    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1]])
-    options = {"attention_mask": mask, "max_new_tokens": 3, "do_sample": False}
-    cached = hf_model.generate(tokens, past_key_values=first.past_key_values, **options)
-    assert torch.equal(cached, hf_model.generate(tokens, use_cache=False, **options))
