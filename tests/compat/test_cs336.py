@@ -48,24 +48,16 @@ def test_transformer_lm(weights, length):
 
 
 def test_attention(weights, x):
-    """Without rotary positions; with positions of each sequence in any order, and any number of batch dimensions."""
+    """With positions of each sequence in any order, and any number of batch dimensions."""
     names = [f"{name}_proj.weight" for name in ("q", "k", "v", "output")]
     state = {name: weights[f"layers.0.attn.{name}"] for name in names}
-    ws = [f64(w) for w in state.values()]
-    plain = fill(cs336.MultiHeadSelfAttention(D, H), state)
-    actual = plain(x)
-    close(actual, mha(f64(x), *ws, H))
-    changed = x.clone()
-    changed[:, 7:] += 1.0
-    assert torch.equal(plain(changed)[:, :7], actual[:, :7])
     rotary = fill(cs336.MultiHeadSelfAttention(D, H, CONTEXT, THETA), state)
     where = torch.stack([torch.randperm(CONTEXT, generator=torch.Generator().manual_seed(i))[:T] for i in range(B)])
-    rows = [mha(f64(x[i]), *ws, H, where[i].tolist(), THETA) for i in range(B)]
+    rows = [mha(f64(x[i]), *map(f64, state.values()), H, where[i].tolist(), THETA) for i in range(B)]
     close(rotary(x, where), np.stack(rows))
     close(rotary(x.view(2, 2, T, D), where.view(2, 2, T)), np.stack(rows).reshape(2, 2, T, D))
     close(rotary(x[0], where[0]), rows[0])
-    assert plain(x[:, :0]).shape == rotary(x[:, :0]).shape == (B, 0, D)
-    assert (rotary(x)[:, 1] - actual[:, 1]).abs().max() > 1e-2
+    assert rotary(x[:, :0]).shape == (B, 0, D)
 
 
 def test_theta_and_positions():
@@ -105,19 +97,6 @@ def test_load_infers_the_sizes_and_saves_the_same_bits():
     assert torch.equal(saved["layers.0.attn.q_proj.weight"], course["layers.0.attn.q_proj.weight"])
 
 
-def test_compiled_models_are_saved():
-    course = small()
-    model = cs336.load(course, heads=4, theta=1e4, context=20)
-    model.blocks[1] = torch.compile(model.blocks[1])
-    assert cs336.save(model).keys() == course.keys()
-
-
-def test_load_keeps_the_dtype():
-    model = cs336.load({k: v.bfloat16() for k, v in small().items()}, heads=4, theta=1e4, context=20)
-    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert model(torch.arange(12).view(2, 6)).isfinite().all()
-
-
 def loading(heads=4, drop=(), **changes):
     """Load the course's state dict with some tensors dropped or, by their names with __ for dots, changed."""
     course = {key: value for key, value in small().items() if key not in drop}
@@ -137,7 +116,6 @@ MISTAKES = {
     ),
     "cs336: the number of heads must divide the width 16 but is 5": lambda: loading(heads=5),
     "num_heads must divide d_model = 16 but is 3": lambda: cs336.MultiHeadSelfAttention(16, 3),
-    "positions need both max_seq_len and theta": lambda: cs336.MultiHeadSelfAttention(16, 2, max_seq_len=8),
     "MultiHeadSelfAttention: token_positions came, so max_seq_len and theta are needed": lambda: (
         cs336.MultiHeadSelfAttention(16, 2)(torch.zeros(1, 3, 16), torch.arange(3))
     ),
@@ -177,7 +155,9 @@ def test_save_refuses_a_users_function():
 def test_save_ignores_which_code_computes_the_heads_and_how_they_are_trained():
     settings = dataclasses.replace(loading().config, checkpoint=True, dropout=0.1)
     per_layer = ((ph.Softmax(4, impl="reference"),), (ph.Softmax(4),))
-    assert len(cs336.save(ph.Transformer(dataclasses.replace(settings, heads=per_layer)))) == 2 + 1 + 2 * 9
+    model = ph.Transformer(dataclasses.replace(settings, heads=per_layer))
+    model.blocks[1] = torch.compile(model.blocks[1])
+    assert cs336.save(model).keys() == small().keys()
 
 
 # -------------------------------------------------------------------------------------- the parts

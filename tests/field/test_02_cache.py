@@ -1,7 +1,5 @@
 """A cache across turns of a conversation: what it stores does not depend on the numbers in a mask."""
 
-import dataclasses
-
 import pytest
 import torch
 import zoo
@@ -11,60 +9,30 @@ from torch.testing import assert_close
 import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
 
-HEADS = {
-    "softmax": [ph.Softmax(4)],
-    "linear": [ph.Linear(4)],
-    "hyla": [ph.Hyla(4)],
-    "relational": [ph.Softmax(2), ph.Relational(2, symbols=ph.config.PositionSymbols())],
-    "neighbours": [ph.Softmax(2), ph.Relational(2, symbols=ph.config.RelationalSymbols(count=5))],
-}
 TOKENS = torch.tensor([[5, 7, 2, 9, 1, 4, 3], [3, 8, 6, 2, 0, 7, 1]])
 REAL = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1, 1]]).bool()
 PLACES = torch.tensor([[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 3, 3, 4, 5]])
 TURNS = ((0, 3), (3, 5), (5, 7))
 
 
-def language_model(heads, **options):
+@pytest.fixture(params=[None, 2], ids=str)
+def model(request):
     """A causal model in float64, far from its initial values."""
     settings = ph.TransformerConfig(
-        ph.Tokens(10), ph.Logits(10), dim=16, layers=2, causal=True, heads=HEADS[heads], positions=ph.Rotary()
-    )
-    return zoo.make_model(dataclasses.replace(settings, **options))
+        ph.Tokens(10), ph.Logits(10), dim=16, layers=2, causal=True, positions=ph.Rotary(), window=request.param,
+        heads=[ph.Softmax(2), ph.Linear(1), ph.Hyla(1)],
+    )  # fmt: skip
+    return zoo.make_model(settings)
 
 
-def check_turns(model, turns):
-    """The logits of all turns are those of one pass without a cache, at real tokens."""
+def test_padding_in_the_second_turn_after_a_first_turn_without(model):
+    """The first turn gives neither mask nor positions, the later ones both.  More kinds are in test_02_hf_cache.py."""
+    cache, turns = Cache(2), []
+    for first, last in TURNS:
+        limits = {} if first == 0 else {"mask": REAL[:, first:last], "positions": PLACES[:, first:last]}
+        turns.append(model(TOKENS[:, first:last], cache=cache, **limits))
     logits, expected = torch.cat(turns, dim=1), model(TOKENS, mask=REAL, positions=PLACES)
     assert_close(logits[REAL], expected[REAL], atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize("window", [None, 2])
-@pytest.mark.parametrize("heads", HEADS)
-def test_padding_in_the_second_turn_after_a_first_turn_without(heads, window):
-    """The first turn gives neither mask nor positions, the later ones both."""
-    model, cache, turns = language_model(heads, window=window), Cache(2), []
-    for first, last in TURNS:
-        limits = {} if first == 0 else {"mask": REAL[:, first:last], "positions": PLACES[:, first:last]}
-        turns.append(model(TOKENS[:, first:last], cache=cache, **limits))
-    check_turns(model, turns)
-
-
-@pytest.mark.parametrize("positions", [ph.Learned(), ph.RelativeBias(8, 8), ph.Alibi()], ids=str)
-def test_padding_in_the_second_turn_with_other_positions(positions):
-    model, cache, turns = language_model("softmax", positions=positions), Cache(2), []
-    for first, last in TURNS:
-        limits = {} if first == 0 else {"mask": REAL[:, first:last], "positions": PLACES[:, first:last]}
-        turns.append(model(TOKENS[:, first:last], cache=cache, **limits))
-    check_turns(model, turns)
-
-
-def test_gaps_in_positions_after_a_turn_without_positions():
-    model, cache = language_model("softmax"), Cache(2)
-    places = torch.tensor([[0, 1, 2, 5, 6]])
-    before = model(TOKENS[:, :3], cache=cache)
-    after = model(TOKENS[:, 3:5], positions=places[:, 3:], cache=cache)
-    expected = model(TOKENS[:, :5], positions=places)
-    assert_close(torch.cat((before, after), dim=1), expected, atol=1e-10, rtol=1e-10)
 
 
 def test_positions_of_one_row_then_of_each_row():
@@ -76,10 +44,9 @@ def test_positions_of_one_row_then_of_each_row():
     assert_close(torch.cat(pieces, dim=1), layer(x, positions=places), atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_a_mask_that_hides_nothing_changes_nothing_that_is_stored(window):
+def test_a_mask_that_hides_nothing_changes_nothing_that_is_stored(model):
     """Two caches of one conversation have the same size, whatever the numbers in the mask."""
-    model, sizes = language_model("softmax", window=window), []
+    sizes = []
     for mask in (REAL, torch.ones_like(REAL)):
         cache = Cache(2)
         for first, last in TURNS:

@@ -20,6 +20,7 @@ HEADS = {
     "window": {"heads": ph.Hyla(4), "window": 3},
     "learned": {"heads": ph.Hyla(4), "positions": ph.Learned()},
     "alibi": {"heads": ph.Softmax(4), "positions": ph.Alibi()},
+    "buckets": {"heads": ph.Softmax(4), "positions": ph.RelativeBias(8, 8)},
 }
 
 

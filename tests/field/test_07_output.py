@@ -44,14 +44,6 @@ with leaving():
     print("a line", file=sys.stderr)
 """
 
-SWEEP = """
-import sys
-import polyhead as ph
-runs = [ph.train.read_config(path) for path in sys.argv[2:]]
-results = ph.sweep(runs, sys.argv[1], workers=1)
-print([type(result).__name__ for result in results])
-"""
-
 CLOSED = """
 import os, sys
 for number in (1, 2):
@@ -84,19 +76,6 @@ def test_a_run_ends_with_its_result_wherever_its_output_goes(recipe, tmp_path, w
         )
         assert process.wait() in (0, 1 if output == "a full device" else 0)  # 1: the table of scores was not printed
     same(tmp_path / "run", whole)
-
-
-def test_a_sweep_trains_all_runs_though_nobody_reads_its_lines(tiny, tmp_path):
-    paths = []
-    for seed in (1, 2):
-        paths.append(tmp_path / f"{seed}.json")
-        ph.config.save(tiny(None, steps=1, seed=seed, name=f"seed-{seed}"), paths[-1])
-    with open(tmp_path / "out", "w+") as out, closed_pipe() as pipe:
-        words = [str(tmp_path / "sweep"), *map(str, paths)]
-        process = forked.Process([sys.executable, "-c", SWEEP, *words], stdout=out, stderr=pipe)
-        assert process.wait() == 0
-        out.seek(0)
-        assert out.read() == "['Result', 'Result']\n"
 
 
 def test_a_closed_terminal_saves(tiny, tmp_path, whole):
