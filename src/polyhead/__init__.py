@@ -17,11 +17,11 @@ if TYPE_CHECKING:  # for type checkers and editors: the names of the tables belo
     from polyhead import analysis as analysis, compat as compat, config as config, layers as layers, models as models
     from polyhead import ops as ops, scale as scale, spec as spec, tasks as tasks, train as train
     from polyhead.config.components import *  # noqa: F403
-    from polyhead.config.extensions import register as register
     from polyhead.config.mechanisms import *  # noqa: F403
     from polyhead.config.rivals import *  # noqa: F403
     from polyhead.config.run import Decay as Decay, Run as Run, Train as Train
     from polyhead.config.run import TransformerConfig as TransformerConfig, digest as digest
+    from polyhead.extensions import register as register
     from polyhead.layers import testing as testing
     from polyhead.layers.attention import MultiHeadAttention as MultiHeadAttention
     from polyhead.layers.block import TransformerBlock as TransformerBlock
@@ -52,9 +52,9 @@ _MODULES |= {name: f"polyhead.papers.{name}" for name in ("recipes", "reproduce"
 _MODULES |= {"report": "polyhead.pages.report", "testing": "polyhead.layers.testing"}
 
 _NAMES = {
-    "config.extensions": "register",
     "config.rivals": "AbstractorConfig CoRelNetConfig PrediNetConfig",
     "config.run": "Decay Run Train TransformerConfig digest",
+    "extensions": "register",
     "layers.attention": "MultiHeadAttention",
     "layers.block": "TransformerBlock",
     "layers.cache": "Cache",

@@ -85,7 +85,7 @@ def test_a_users_task_without_defaults_is_listed(monkeypatch):
 
         path: str = field(kw_only=True)
 
-    monkeypatch.setattr("polyhead.config.extensions.added", lambda sort: {"Custom": Custom})
+    monkeypatch.setattr("polyhead.extensions.added", lambda sort: {"Custom": Custom})
     row = listing.tasks()[-1]
     assert (row["task"], row["summary"], row["splits"]) == ("Custom", "A summary.", "not known")
     assert row["fields"].endswith(", path")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from scripts import DOCUMENTS, ROOT, short_name
 
+from polyhead import extensions
 from polyhead.cli import main
-from polyhead.config import extensions
 
 EXTRAS = ("wandb", "diffusers", "timm", "torchvision", "lm_eval")
 """Packages that pages name and the suite does without."""

@@ -17,6 +17,7 @@ import polyhead as ph
 from polyhead import config
 from polyhead.models.initialise import initialise
 from polyhead.models.size import parameters
+from polyhead.models.transformer import BlindToOrder
 
 BASE = ph.TransformerConfig(
     ph.Tokens(11), ph.Logits(11), dim=32, heads=[ph.Softmax(2), ph.Hyla(2)], max_length=24, feedforward=ph.Swiglu()
@@ -139,7 +140,7 @@ def test_a_model_that_is_blind_to_order_warns(sees, blind):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         model = ph.Transformer(settings).eval()
-    assert [one.category for one in said] == [config.BlindToOrder] * blind
+    assert [one.category for one in said] == [BlindToOrder] * blind
     if isinstance(settings.inputs, ph.Tokens):  # as the warning claims
         x, order = torch.arange(1, 7)[None], torch.tensor([3, 0, 5, 1, 4, 2])
         assert torch.allclose(model(x)[:, order], model(x[:, order]), atol=1e-5) == blind

@@ -73,7 +73,7 @@ def _run(arguments: list[str]) -> int:
         common, words = options.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ValueError(f"polyhead: {error}") from None
-    from polyhead.config.extensions import bring
+    from polyhead.extensions import bring
 
     bring(common.modules)
     with printing(common.json, common.quiet):

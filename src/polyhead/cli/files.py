@@ -84,8 +84,8 @@ def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
     >>> read_heads("softmax:4,hyla:4", "x")[1].heads
     4
     """
-    from polyhead.config.extensions import added, kind_of
     from polyhead.config.mechanisms import MECHANISMS
+    from polyhead.extensions import added, kind_of
 
     built_in: dict[str, type[Mechanism]] = {kind.__name__.lower(): kind for kind in MECHANISMS}
     registered: dict[str, type[Mechanism]] = {}

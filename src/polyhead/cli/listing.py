@@ -170,7 +170,7 @@ def _summary(definition: object) -> str:
 
 def tasks() -> list[Row]:
     """The tasks with their splits, metrics and fields."""
-    from polyhead.config.extensions import added
+    from polyhead.extensions import added
     from polyhead.tasks import KINDS
 
     registered = cast("dict[str, type[Task]]", added("tasks"))
@@ -196,7 +196,7 @@ def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[
     The numbers are for a layer with `heads` heads of one kind, default widths and relations, and a sequence of `length`
     tokens.
     """
-    from polyhead.config.extensions import added
+    from polyhead.extensions import added
     from polyhead.spec import MECHANISMS, SYMBOLS, amount
 
     head_dim = dim // heads

@@ -46,8 +46,9 @@ def train(recipe: RecipeName, *, scale: str | None = None, print: bool = False) 
 
 def main(recipe: str, words: list[str]) -> int:
     """`polyhead train RECIPE ...`."""
+    import yaml
+
     from polyhead.config import to_dict
-    from polyhead.config.serial import to_yaml
 
     options, words = split_options("train", words, "scale", "heads", flags=("print",))
     runs, training = configure("train", recipe, [words], options.scale, [options.heads])
@@ -55,7 +56,8 @@ def main(recipe: str, words: list[str]) -> int:
         if len(runs) != 1:
             raise ValueError(f"polyhead train: --print is for one run but {recipe} has {len(runs)}")
         settings = to_dict(runs[0])
-        emit(lambda: settings, lambda: write(to_yaml(settings).rstrip("\n")))
+        text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+        emit(lambda: settings, lambda: write(text.rstrip("\n")))
         return 0
     return train_runs(runs, again=training.again, workers=training.workers, devices=training.devices)
 
@@ -142,8 +144,7 @@ def training_options() -> Any:
 # ---------------------------------------------------------------------------------------------------- recipes and files
 def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = ()) -> tuple[list["Run"], str]:
     """Return the runs of a recipe or a file, and the help text.  `outer`: the files that start from it."""
-    from polyhead.config.extensions import added, kind_of
-    from polyhead.papers.recipes import RECIPES, SINGLE, STUDIES, default_scale, every
+    from polyhead.papers.recipes import SINGLE, STUDIES, default_scale, every
 
     if scale is not None and recipe not in STUDIES | SINGLE:
         names = ", ".join(SINGLE)
@@ -156,10 +157,6 @@ def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = 
         return [files.read_run(recipe, resolve_base, outer)], f"Train the run in {recipe}."
     recipes = every()
     name = one_of(f"polyhead {verb}", "recipe", recipe, recipes)
-    registered = added("recipes").get(name)
-    # With one name for two recipes, a command would silently train the other one.
-    if name in RECIPES and registered is not None:
-        raise ValueError(f"polyhead {verb}: {name!r} is a recipe of polyhead; give {kind_of(registered)} another name")
     if scale is None and name in STUDIES:
         scale = default_scale(name)
     arguments = []

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.config.mechanisms import check_shared
 from polyhead.layers.call import no_script
 from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import compiled, is_own
 from polyhead.layers.heads.groups import build
+from polyhead.layers.heads.sizes import check_shared
 from polyhead.layers.symbols import build_symbols
 from polyhead.ops.readable import is_readable
 from polyhead.spec.table import NORMALISE, SOFTMAX_AXIS

@@ -1,10 +1,9 @@
-"""The base class of configurations.  msgspec checks the types and bounds of the fields in the constructor."""
+"""The base classes of configurations.  msgspec checks the types and bounds of the fields in the constructor."""
 
 import dataclasses
 import functools
 import math
 import re
-import types
 import typing
 from collections.abc import Iterable
 from typing import Annotated, Any
@@ -12,23 +11,25 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from polyhead.spec.shapes import one_of
-
 # ------------------------------------------------------------------------------------------------------ types of fields
-Count = Annotated[int, Meta(ge=1)]
-Index = Annotated[int, Meta(ge=0)]
+MAX_INT = 2**63 - 1
+"""A larger integer is neither a size nor a seed."""
+LARGEST = 4096
+"""The most layers, and the most neighbours, so that a file with 10^12 layers is refused at once."""
+
+Count = Annotated[int, Meta(ge=1, le=MAX_INT)]
+Index = Annotated[int, Meta(ge=0, le=MAX_INT)]
+LayerCount = Annotated[int, Meta(ge=1, le=LARGEST)]
+Seed = Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)]
 Amount = Annotated[float, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0)]
 Rate = Annotated[float, Meta(ge=0, lt=1)]
 """Types of fields with bounds; a `Rate` of dropout is below 1, which would drop everything."""
 
-MAX_BITS = 63
-"""Integers of more bits are neither a size nor a seed."""
-
 
 def choice(names: Iterable[str]) -> Meta:
     """The annotation of a string that must be one of `names`: `Annotated[str, choice(ACTS)]`."""
-    return Meta(extra={"choices": tuple(names)})
+    return Meta(pattern=rf"^({'|'.join(names)})\Z")
 
 
 # ------------------------------------------------------------------------------------------------ fields and the digest
@@ -42,7 +43,7 @@ def omitted_at_default(default: Any) -> Any:
     return dataclasses.field(default=default, kw_only=True, metadata={"digest": "unless default"})
 
 
-# ------------------------------------------------------------------------------------------------------- the base class
+# ----------------------------------------------------------------------------------------------------- the base classes
 class Checked:
     """Base of frozen dataclasses: the constructor checks all fields against their annotations.
 
@@ -55,12 +56,8 @@ class Checked:
         cls: Any = type(self)
         # msgspec checks dictionaries, not constructors, so each field is converted by itself.
         for name, hint in field_types(cls).items():
-            value = _check(f"{cls.__name__}: {name}", plain(getattr(self, name)), hint)
-            # The dataclass is frozen.
-            object.__setattr__(self, name, value)
-            for choices in _choices(cls, name):
-                if value is not None:
-                    one_of(cls.__name__, name, value, choices)
+            value = _check(f"{cls.__name__}: {name}", getattr(self, name), hint)
+            object.__setattr__(self, name, value)  # the dataclass is frozen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,9 +66,9 @@ class Closed(Checked):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        base = cls.__bases__[0].__name__
-        if Closed not in cls.__bases__:
-            raise TypeError(f"{cls.__name__}: {base} takes no subclasses; write a block of your own")
+        base = cls.__bases__[0]
+        if base is not Closed:
+            raise TypeError(f"{cls.__name__}: {base.__name__} takes no subclasses; write a block of your own")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,62 +79,40 @@ class Task(Checked):
 # ------------------------------------------------------------------------------------------------------------ one field
 def _check(field: str, value: Any, hint: Any) -> Any:
     """`value` as msgspec converts it to the type `hint`; parts of a configuration are already built."""
-    # msgspec would take an instance of a subclass for another type.
+    value = _plain(field, value)
     classes = part_classes(hint)
     if classes:
-        _check_part(field, value, hint, classes)
+        # msgspec would take an instance of a subclass for another type.
+        try:
+            fits = isinstance(value, hint)
+        except TypeError:  # lists of parts, which their owner checks
+            fits = True
+        if not fits:
+            raise ValueError(f"{field} must be {' or '.join(cls.__name__ for cls in classes)} but is {value!r}")
         return value
-    if isinstance(value, (set, frozenset)):  # msgspec would take its members in an order that changes between processes
-        raise ValueError(f"{field} must be a list but is a set")
     try:
-        value = plain(msgspec.convert(value, hint))
+        return msgspec.convert(value, hint)
     except TypeError:  # an annotation of a user's class that msgspec cannot read is not checked
         return value
     except msgspec.ValidationError as error:
-        text = str(error).removeprefix("Expected ").replace("`", "")
-        text = re.sub(r", got [^ ]*", "", text)  # the value is shown instead
+        text = re.sub(r"^Expected |`|, got [^ ]*", "", str(error))  # the value is shown instead
         expected, _, position = text.partition(" - at $")
         expected = expected.replace("null", "None").replace("array", "list")
+        expected = re.sub(r"str matching regex '\^\((.*)\)\\+Z'", r"one of \1", expected)
         raise ValueError(f"{field}{position} must be {expected} but is {value!r}") from None
-    _check_numbers(field, value)
-    return value
 
 
-def _check_part(field: str, value: Any, hint: Any, classes: tuple[type, ...]) -> None:
-    """Raise ValueError unless `value` is one of the classes; lists of parts are checked by their owner."""
-    members = union_members(hint)
-    if value is None and type(None) in members:
-        return
-    holds_lists = any(typing.get_origin(member) for member in members)
-    if not holds_lists and not isinstance(value, classes):
-        names = " or ".join(cls.__name__ for cls in classes)
-        raise ValueError(f"{field} must be {names} but is {value!r}")
-
-
-def _check_numbers(field: str, value: Any) -> None:
-    """Raise ValueError for NaN, infinity and integers of too many bits: msgspec lets them pass."""
-    if isinstance(value, tuple):
-        for item in value:
-            _check_numbers(field, item)
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{field} must be a finite number but is {value}")
-    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise ValueError(f"{field} must have at most {MAX_BITS} bits but has {value.bit_length()}")
-
-
-def plain(value: Any) -> Any:
-    """`value` with lists as tuples, and numbers of NumPy and members of enumerations as plain numbers and strings."""
+def _plain(field: str, value: Any) -> Any:
+    """`value` with lists as tuples, and floats of NumPy as floats.  Raises ValueError for what msgspec lets pass."""
+    if isinstance(value, (set, frozenset)):  # the order of its members changes between processes
+        raise ValueError(f"{field} must be a list but is a set")
     if isinstance(value, (list, tuple)):
-        return tuple(plain(item) for item in value)
-    # A Boolean is an integer to Python, but not to a reader of a configuration.
-    if value is None or isinstance(value, bool):
+        return tuple(_plain(field, item) for item in value)
+    if not isinstance(value, float):
         return value
-    for basic in (int, float):
-        if isinstance(value, basic):
-            return basic(value)
-    if isinstance(value, str):
-        return str.__str__(value)
-    return value
+    if not math.isfinite(value):
+        raise ValueError(f"{field} must be a finite number but is {value}")
+    return float(value)
 
 
 # ---------------------------------------------------------------------------------------------------------- annotations
@@ -148,31 +123,11 @@ def field_types(cls: Any) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
 
 
-@functools.cache
-def _choices(cls: Any, name: str) -> list[tuple[str, ...]]:
-    """The choices of a field: one tuple, or none."""
-    choices = []
-    for member in union_members(field_types(cls)[name]):
-        for metadata in getattr(member, "__metadata__", ()):
-            if isinstance(metadata, Meta) and metadata.extra:
-                choices.append(metadata.extra["choices"])
-    return choices
-
-
-def union_members(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; for any other type, the type itself."""
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return typing.get_args(hint)
-    return (hint,)
-
-
 def part_classes(hint: Any) -> tuple[type, ...]:
     """The configurations that a field of type `hint` may hold, also in lists."""
+    if dataclasses.is_dataclass(hint):
+        return (typing.cast(type, hint),)
     classes: list[type] = []
-    for member in union_members(hint):
-        if dataclasses.is_dataclass(member):
-            classes.append(typing.cast(type, member))
-        elif typing.get_origin(member) is not Annotated:
-            for element in typing.get_args(member):
-                classes += part_classes(element)
+    for member in typing.get_args(hint):
+        classes += part_classes(member)
     return tuple(dict.fromkeys(classes))

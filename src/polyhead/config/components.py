@@ -1,7 +1,4 @@
-"""The parts of a model around its heads, as frozen dataclasses: positions, feed-forward layers, inputs and outputs.
-
-`polyhead.config` has all of them, with the mechanisms, the transformer, the task and the run.
-"""
+"""The parts of a model around its heads, as frozen dataclasses: positions, feed-forward layers, inputs and outputs."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,26 +6,9 @@ from typing import Annotated
 from polyhead.config.checked import Amount, Checked, Closed, Count, Positive, choice, omitted_at_default
 from polyhead.spec import ACTS, LAYOUTS
 
-__all__ = [
-    "Alibi",
-    "Classes",
-    "Experts",
-    "FeedForward",
-    "Input",
-    "Learned",
-    "Logits",
-    "Mlp",
-    "Output",
-    "Patches",
-    "Position",
-    "RelativeBias",
-    "Rotary",
-    "Sinusoidal",
-    "Swiglu",
-    "Tokens",
-    "Values",
-    "Vectors",
-]
+__all__ = ["Alibi", "Classes", "Experts", "FeedForward", "Input", "Learned", "Logits", "Mlp", "Output"]
+__all__ += ["Patches", "Position", "RelativeBias", "Rotary", "Sinusoidal", "Swiglu", "Tokens", "Values"]
+__all__ += ["Vectors"]
 
 
 # ------------------------------------------------------------------------------------------------------------ positions
@@ -45,11 +25,10 @@ class Rotary(Closed):
 
 @dataclass(frozen=True)
 class RelativeBias(Closed):
-    """T5 relative bias, one table per layer.  Keys after the query share bucket 0.
+    """T5 relative bias, one table per layer.  Keys after the query share bucket 0, unless `bidirectional`.
 
-    By default there are as many buckets as positions, as in the HYLA paper's code.  Each of the
-    nearer half of the distances has a bucket of its own.  The other buckets are logarithmic: some hold two distances,
-    some none.
+    By default as many buckets as positions, as in the HYLA paper's code: one for each of the nearer half of the
+    distances, the others logarithmic.
     """
 
     buckets: Count | None = None
@@ -95,8 +74,7 @@ class Swiglu(Closed):
 
 @dataclass(frozen=True)
 class Experts(Closed):
-    """Mixture of expert MLPs: the top k of a linear gate, weighted by the softmax over those k; the gate has no
-    noise."""
+    """Mixture of expert MLPs: the top k of a linear gate without noise, weighted by the softmax over those k."""
 
     experts: Count = 4
     top_k: Count = 2
@@ -162,8 +140,7 @@ Input = Tokens | Vectors | Patches
 # -------------------------------------------------------------------------------------------------------------- outputs
 @dataclass(frozen=True)
 class Logits(Checked):
-    """`count` logits per position; `tied` reuses the token table, `scaled` divides by sqrt(width) (the HYLA paper's
-    LM)."""
+    """`count` logits per position; `tied` reuses the token table, `scaled` divides by sqrt(width) (the HYLA paper)."""
 
     count: Count
     bias: bool = False

@@ -1,7 +1,4 @@
-"""The relational baselines as frozen dataclasses: CoRelNet, PrediNet and the original Abstractor.
-
-Each has inputs and outputs as a transformer's configuration has.  The modules are in `models/rivals`.
-"""
+"""The relational baselines as frozen dataclasses: CoRelNet, PrediNet and the original Abstractor (`models/rivals`)."""
 
 import typing
 from dataclasses import dataclass
@@ -9,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from polyhead.config.checked import Checked, Count, Rate
+from polyhead.config.checked import LARGEST, Checked, Count, LayerCount, Rate
 from polyhead.config.components import Classes, Input, Patches
-from polyhead.config.mechanisms import LARGEST, LayerCount, PositionSymbols, RelationAct, RelativeSymbols, SymbolSource
+from polyhead.config.mechanisms import PositionSymbols, RelationAct, RelativeSymbols, SymbolSource
 
 __all__ = ["AbstractorConfig", "CoRelNetConfig", "PrediNetConfig"]
 
@@ -24,7 +21,7 @@ def _check_pool(part: "Objects | AbstractorConfig") -> None:
 
 @dataclass(frozen=True)
 class Objects(Checked):
-    """The base class of classifiers of a fixed number of objects."""
+    """The base class of classifiers of `length` objects; if the inputs are patches, each is an object."""
 
     inputs: Input
     outputs: Classes
@@ -53,11 +50,8 @@ class Objects(Checked):
 class CoRelNetConfig(Objects):
     """CoRelNet (Kerg et al. 2022): a classifier that reads only the inner products of its objects.
 
-    `length`: number of objects, needed unless the inputs are patches.  `hidden`: width of the MLP that embeds each
-    object, default 4 x dim.  `softmax`: normalise each row of inner products (as in the paper).
-
-    >>> CoRelNetConfig(Patches((3, 36, 36), (12, 12)), Classes(2)).objects
-    9
+    `hidden`: width of the MLP that embeds each object, default 4 x dim.  `softmax`: normalise each row of inner
+    products, as in the paper.
     """
 
     hidden: Count | None = None
@@ -68,7 +62,7 @@ class CoRelNetConfig(Objects):
 class PrediNetConfig(Objects):
     """PrediNet (Shanahan et al. 2020): each head retrieves two objects and compares them along `relations` directions.
 
-    `length`: number of objects, needed unless the inputs are patches.  `key_dim`: by default dim // heads.
+    `key_dim`: by default dim // heads.
     """
 
     heads: Count = 16
@@ -80,10 +74,9 @@ class PrediNetConfig(Objects):
 class AbstractorConfig(Checked):
     """The original Abstractor (Altabaa et al. 2024): a stream of symbols that reads objects only through relations.
 
-    With `outputs` it is a classifier; without them it is the encoder of a sequence-to-sequence `TransformerConfig`.
-    `head_dim`: width of a head (default: dim, as in the authors' code).  `hidden`: width of the feed-forward layers,
-    default 2 x dim.  `act`: softmax, or a pointwise activation of the relations.  `self_attention`: symbols first
-    attend to each other.  `encoder_layers`: number of transformer blocks before the Abstractor's layers.
+    With `outputs` it is a classifier; without them it is the encoder of a `TransformerConfig`.  `head_dim` defaults to
+    dim (as in the authors' code), `hidden` of the feed-forward layers to 2 x dim.  `act`: of the relations.
+    `self_attention`: symbols first attend to each other.  `encoder_layers`: transformer blocks before its own layers.
     """
 
     inputs: Input
@@ -107,6 +100,3 @@ class AbstractorConfig(Checked):
             raise ValueError(f"AbstractorConfig: symbols must be one for each object but is {self.symbols!r}")
         if self.symbols.dim not in (None, self.dim):
             raise ValueError(f"AbstractorConfig: symbols are its stream, of width {self.dim}, not {self.symbols.dim}")
-
-
-Baseline = CoRelNetConfig | PrediNetConfig | AbstractorConfig

@@ -1,52 +1,23 @@
 """The configuration of a transformer, of training and of a run, as frozen dataclasses.
 
-A run is a value: two runs with the same `digest` compute the same numbers, up to rounding on another machine.  Fields
-that cannot change a result (device, folders, logging) are marked non-semantic and stay out of the digest.
+Two runs with the same `digest` compute the same numbers, up to rounding on another machine.  Fields that cannot change
+a result (device, folders, logging) are marked non-semantic and stay out of the digest.
 """
 
 import hashlib
+import itertools
 import json
 import pathlib
 import typing
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
-from polyhead.config import serial
-from polyhead.config.checked import (
-    Amount,
-    Checked,
-    Count,
-    Index,
-    Positive,
-    Rate,
-    choice,
-    non_semantic,
-    omitted_at_default,
-)
-from polyhead.config.components import (
-    Classes,
-    FeedForward,
-    Input,
-    Mlp,
-    Output,
-    Patches,
-    Position,
-    Tokens,
-)
-from polyhead.config.mechanisms import (
-    MECHANISMS,
-    LayerCount,
-    Mechanism,
-    RelativeSymbols,
-    Softmax,
-    SymbolHeads,
-    SymbolicAttention,
-    SymbolSource,
-)
-from polyhead.config.rivals import AbstractorConfig, Baseline
-from polyhead.config.serial import to_dict
+from polyhead.config import checked, serial
+from polyhead.config.checked import Amount, Checked, Count, LayerCount, Rate, choice, non_semantic, omitted_at_default
+from polyhead.config.components import Classes, FeedForward, Input, Mlp, Output, Patches, Position
+from polyhead.config.mechanisms import MECHANISMS, Mechanism, RelativeSymbols, Softmax, SymbolHeads, SymbolSource
+from polyhead.config.rivals import AbstractorConfig, CoRelNetConfig, PrediNetConfig
 from polyhead.spec import NORM_ORDERS, NORMS, PRESETS
 
 if TYPE_CHECKING:
@@ -54,28 +25,10 @@ if TYPE_CHECKING:
 else:
     from polyhead.config.checked import Task
 
-__all__ = [
-    "BlindToOrder",
-    "Decay",
-    "Heads",
-    "Model",
-    "Run",
-    "Train",
-    "TransformerConfig",
-    "check_run",
-    "digest",
-    "from_dict",
-    "head_list",
-    "load",
-    "save",
-    "warn_if_blind",
-]
+__all__ = ["Decay", "Heads", "Model", "Run", "Train", "TransformerConfig", "check_run", "digest", "from_dict"]
+__all__ += ["head_list", "load", "save"]
 
 Heads = tuple[Mechanism, ...]
-
-
-class BlindToOrder(UserWarning):
-    """The outputs of a transformer of tokens do not depend on the order of the tokens."""
 
 
 # ------------------------------------------------------------------------------------------------------ the transformer
@@ -86,8 +39,6 @@ class TransformerConfig(Checked):
     With an `encoder`, every layer also attends to that model's output through `cross_heads`; by default these are
     softmax heads, as many as the layer has heads.  The encoder's own output module is not used.
     """
-
-    usual: ClassVar[bool] = True  # the model of a file without "kind"
 
     inputs: Input
     outputs: Output
@@ -117,74 +68,49 @@ class TransformerConfig(Checked):
     window: Count | None = omitted_at_default(None)
     """A token attends to the tokens of its sequence that are fewer than `window` positions away."""
     checkpoint: bool = non_semantic(False)
-    """Activation checkpointing: in training, save only the inputs of the blocks and recompute the rest in the backward
-    pass.  It takes less memory and one more forward pass, and gives the same gradients."""
+    """Activation checkpointing: training saves only the inputs of blocks, and computes the rest again for gradients."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "heads", _layers_of_heads(self.heads))
-        if self.per_layer and len(self._lists) != self.layers:
-            raise ValueError(f"TransformerConfig: {self.layers} layers but {len(self._lists)} lists of heads")
+        lists = _layers_of_heads(self.heads)
+        object.__setattr__(self, "heads", lists)
+        if self.per_layer and len(lists) != self.layers:
+            raise ValueError(f"TransformerConfig: {self.layers} layers but {len(lists)} lists of heads")
         if self.cross_heads is not None:
-            if self.encoder is None:
-                raise ValueError("TransformerConfig: cross_heads look at an encoder, but encoder is None")
             object.__setattr__(self, "cross_heads", head_list("TransformerConfig", self.cross_heads))
         # What single fields cannot know: how they go together.
-        self._check_order()
-        self._check_encoder()
-        self._check_classes()
+        for reason in self._reasons():
+            raise ValueError(f"TransformerConfig: {reason}")
 
-    def _check_order(self) -> None:
-        """Raise ValueError for causal heads that would read later queries."""
-        for group in (*self._groups(), *self.layer_cross_heads(0)):
-            if group.reads_all_queries and (self.causal or self.window is not None):
-                text = "network='sequence' reads all queries: give no causal and no window"
-                raise ValueError(f"TransformerConfig: {text}")
-
-    def _check_encoder(self) -> None:
-        if self.encoder is None:
-            return
-        if self.encoder.dim != self.dim:
-            raise ValueError(f"TransformerConfig: the encoder's dim is {self.encoder.dim} but the decoder's {self.dim}")
+    def _reasons(self) -> Iterator[str]:
+        """What is wrong with the model, if anything is."""
+        if self.encoder is None and self.cross_heads is not None:
+            yield "cross_heads look at an encoder, but encoder is None"
+        if self.encoder is not None and self.encoder.dim != self.dim:
+            yield f"the encoder's dim is {self.encoder.dim} but the decoder's {self.dim}"
         if getattr(self.encoder, "encoder", None) is not None:
-            raise ValueError("TransformerConfig: an encoder has no encoder of its own")
-        for i in range(self.layers):
-            heads = sum(group.heads for group in self.layer_heads(i))
-            if self.cross_heads is None and self.dim % heads:
-                text = f"{heads} heads, as many as layer {i} has, do not divide dim {self.dim}: give cross_heads="
-                raise ValueError(f"TransformerConfig: {text}")
+            yield "an encoder has no encoder of its own"
         for group in self.layer_cross_heads(0):
             if isinstance(group, SymbolHeads) and isinstance(group.symbols, RelativeSymbols):
-                raise ValueError("TransformerConfig: cross_heads see another sequence, which has no RelativeSymbols")
-
-    def _groups(self) -> list[Mechanism]:
-        """The head groups of all layers, without those that attend to the encoder."""
-        groups: list[Mechanism] = []
-        for layer in range(self.layers):
-            groups += self.layer_heads(layer)
-        return groups
-
-    def _check_classes(self) -> None:
-        """Raise ValueError unless a class token exists and attends to all other tokens."""
-        if not isinstance(self.outputs, Classes) or self.outputs.pool == "mean":
-            return
-        if isinstance(self.inputs, Patches) and not self.inputs.class_token:
-            raise ValueError('TransformerConfig: Classes(pool="class") needs Patches(class_token=True)')
-        if self.causal:
-            raise ValueError('TransformerConfig: with causal=True the first token sees no other: Classes(pool="mean")')
-
-    @property
-    def _lists(self) -> tuple[Any, ...]:
-        return typing.cast(tuple[Any, ...], self.heads)  # __post_init__ made it a tuple
+                yield "cross_heads see another sequence, which has no RelativeSymbols"
+        for group in (*self.groups(), *self.layer_cross_heads(0)):
+            if group.reads_all_queries and (self.causal or self.window is not None):
+                yield "network='sequence' reads all queries: give no causal and no window"
+        if isinstance(self.outputs, Classes) and self.outputs.pool == "class":
+            if isinstance(self.inputs, Patches) and not self.inputs.class_token:
+                yield 'Classes(pool="class") needs Patches(class_token=True)'
+            if self.causal:
+                yield 'with causal=True the first token sees no other: Classes(pool="mean")'
 
     @property
     def per_layer(self) -> bool:
         """Whether `heads` is one list per layer."""
-        return isinstance(self._lists[0], tuple)
+        return isinstance(typing.cast(Heads, self.heads)[0], tuple)  # __post_init__ made it a tuple
 
     def layer_heads(self, layer: int) -> Heads:
         """The head groups of layer `layer` (from 0)."""
-        return typing.cast(Heads, self._lists[layer] if self.per_layer else self._lists)
+        lists: Any = self.heads
+        return lists[layer] if self.per_layer else lists
 
     def layer_cross_heads(self, layer: int) -> Heads:
         """The head groups that attend to the encoder in layer `layer`; none without an encoder."""
@@ -194,25 +120,9 @@ class TransformerConfig(Checked):
             return (Softmax(sum(group.heads for group in self.layer_heads(layer))),)
         return typing.cast(Heads, self.cross_heads)
 
-
-def warn_if_blind(settings: object, stacklevel: int = 3) -> None:
-    """Warn (BlindToOrder) if a model of these settings cannot see the order of tokens: no positions, not causal, no
-    window, no symbols of positions.  A model with heads of a user is trusted: they may see the order.
-
-    Raises ValueError for anything but a TransformerConfig.
-    """
-    if not isinstance(settings, TransformerConfig):
-        raise ValueError(f"Transformer: a TransformerConfig was wanted but {settings!r:.60} came")
-    may_see_order = settings.positions is not None or settings.causal or settings.window is not None
-    if not isinstance(settings.inputs, Tokens):
-        may_see_order = True
-    for group in settings._groups():
-        has_positions = isinstance(group, SymbolHeads) and type(group.symbols) is not SymbolicAttention
-        if not isinstance(group, MECHANISMS) or has_positions:
-            may_see_order = True
-    if not may_see_order:
-        text = "Transformer: it is blind to the order of its tokens: give positions, such as Rotary(), or causal=True"
-        warnings.warn(text, BlindToOrder, stacklevel)
+    def groups(self) -> list[Mechanism]:
+        """The head groups of all layers, without those that attend to the encoder."""
+        return list(itertools.chain.from_iterable(map(self.layer_heads, range(self.layers))))
 
 
 def head_list(caller: str, heads: object) -> Heads:
@@ -226,21 +136,18 @@ def head_list(caller: str, heads: object) -> Heads:
     return tuple(groups)
 
 
-def _layers_of_heads(heads: object) -> Heads | tuple[Heads, ...]:
+def _layers_of_heads(heads: object) -> tuple[Any, ...]:
     """One list of mechanisms, or a list per layer."""
     name = "TransformerConfig"
-    if not isinstance(heads, (list, tuple)):
+    if not isinstance(heads, (list, tuple)) or not any(isinstance(group, (list, tuple)) for group in heads):
         return head_list(name, heads)
-    layers = [group for group in heads if isinstance(group, (list, tuple))]
-    if not layers:
-        return head_list(name, heads)
-    if len(layers) < len(heads):
+    if any(isinstance(group, Mechanism) for group in heads):
         raise ValueError(f"{name}: heads must be one list of mechanisms or one list per layer, not a mixture of both")
-    return tuple(head_list(name, group) for group in layers)
+    return tuple(head_list(name, group) for group in heads)
 
 
 # ------------------------------------------------------------------------------------------------------------- training
-Model = TransformerConfig | Baseline
+Model = TransformerConfig | CoRelNetConfig | PrediNetConfig | AbstractorConfig
 """The models that a run can train: `models.build` has the network of each."""
 
 
@@ -266,18 +173,17 @@ class Train(Checked):
     decay: Decay = Decay()
     betas: tuple[Rate, Rate] = (0.9, 0.999)
     eps: Amount = 1e-8
-    warmup: Index = 100
+    warmup: checked.Index = 100
     final: Amount = 0.1
     early_floor: bool = False
     """End the cosine `warmup` steps early (the original HYLA code counted warm-up twice)."""
-    clip: Positive | None = None
+    clip: checked.Positive | None = None
     """Largest gradient norm; None does not clip."""
     precision: Annotated[str, choice(("fp32", "bf16", "fp16"))] = "fp32"
     evaluate: tuple[str, ...] = ("iid", "compositional")
     accumulate: Count = omitted_at_default(1)
-    """Gradient accumulation: a batch is processed in this many parts.  It takes less memory and gives the same
-    gradient, except that each part draws its own dropout, and balances its own load of experts.  It must divide
-    `batch_size`."""
+    """Gradient accumulation: a batch is processed in this many equal parts, with less memory and the same gradient;
+    each part draws its own dropout, and balances its own load of experts."""
     eval_batches: Count = 16
     eval_every: Count = non_semantic(500)
     log_every: Count = non_semantic(50)
@@ -300,14 +206,13 @@ class Run(Checked):
     model: Model
     name: str = non_semantic("run")
     train: Train = Train()
-    seed: int = 0
+    seed: checked.Seed = 0
     device: str = non_semantic("auto")
     compile: bool = non_semantic(False)
     deterministic: bool = non_semantic(False)
     threads: Count | None = non_semantic(None)
     fast_products: bool = non_semantic(True)
-    """On a CPU, compute float32 matrix products by oneDNN if a check finds that faster and as exact.  Like the number
-    of threads, it only changes rounding."""
+    """On a CPU, compute float32 matrix products by oneDNN if a check finds that faster and as exact."""
     folder: str | None = non_semantic(None)
     parallel: Annotated[str, choice(("data", "sharded"))] = non_semantic("data")
     """On several devices: each holds the whole model ("data") or a shard ("sharded"), and its part of the batch."""
@@ -323,18 +228,9 @@ class Run(Checked):
             raise ValueError(f"Run: folder must be a path, got {self.folder!r}")
 
     def __repr__(self) -> str:
-        """
-        >>> from polyhead.tasks import FuzzyLogic
-        >>> Run(FuzzyLogic(), TransformerConfig(*FuzzyLogic().ends, heads=[Softmax(2), Hyla(6)]))
-        Run('run', FuzzyLogic, Transformer(dim=128, layers=2, heads=[Softmax(2), Hyla(6)]), 1000 steps of ...)
-        """
-        model = type(self.model).__name__
-        if isinstance(self.model, TransformerConfig):
-            groups = ", ".join(f"{type(group).__name__}({group.heads})" for group in self.model.layer_heads(0))
-            layer = " in the first layer" * self.model.per_layer
-            model = f"Transformer(dim={self.model.dim}, layers={self.model.layers}, heads=[{groups}]{layer})"
-        task, train = type(self.task).__name__, f"{self.train.steps} steps of {self.train.batch_size}"
-        return f"Run({self.name!r}, {task}, {model}, {train}, seed={self.seed}, digest={digest(self)!r})"
+        task, model = type(self.task).__name__, type(self.model).__name__
+        steps = f"{self.train.steps} steps of {self.train.batch_size}"
+        return f"Run({self.name!r}, {task}, {model}, {steps}, seed={self.seed}, digest={digest(self)!r})"
 
     @property
     def transformer(self) -> TransformerConfig:
@@ -354,20 +250,17 @@ def check_run(caller: str, run: object) -> None:
 def digest(config: Any) -> str:
     """Twelve hex digits of the JSON of `config` without its non-semantic fields: the id of a run."""
     # Never change this text: folders of runs are named by its hash.
-    text = json.dumps(to_dict(config, semantic=True), sort_keys=True)
+    text = json.dumps(serial.to_dict(config, semantic=True), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
-_KINDS = (
-    *(*MECHANISMS, *typing.get_args(SymbolSource)),
-    *(*typing.get_args(Position), *typing.get_args(FeedForward), *typing.get_args(Input), *typing.get_args(Output)),
-    *(*typing.get_args(Model), Decay, Train, Run),
-)
+_UNIONS = (SymbolSource, Position, FeedForward, Input, Output, Model)
+_KINDS = (*MECHANISMS, *itertools.chain.from_iterable(map(typing.get_args, _UNIONS)), Decay, Train, Run)
 
 
 def save(config: Any, path: str | pathlib.Path) -> None:
     """Write `config` as JSON."""
-    pathlib.Path(path).write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
+    pathlib.Path(path).write_text(json.dumps(serial.to_dict(config), indent=2) + "\n", encoding="utf-8")
 
 
 def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:
@@ -379,6 +272,6 @@ def from_dict(data: Any, kinds: Iterable[type] = (), *, where: str = "config") -
     """The inverse of `to_dict`; `kinds`: see `load`.  Unknown fields, kinds, types are errors that name the field."""
     known = {cls.__name__: cls for cls in (*_KINDS, *kinds)}
     try:
-        return serial.build(data, Run, known, where)
+        return serial.build(data, known, where, (Checked,), Run)
     except RecursionError:
         raise ValueError(f"{where}: cannot be read (it is nested too deeply)") from None

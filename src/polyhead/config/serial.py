@@ -8,25 +8,21 @@ code.
 import dataclasses
 import functools
 import json
-import math
 import pathlib
 import re
-import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from polyhead.config.checked import part_classes
-from polyhead.config.extensions import UnknownKind, find, kind_of
+from polyhead import extensions
+from polyhead.config.checked import field_types, part_classes
 from polyhead.spec.shapes import one_of
-
-MAX_ALIASES = 20
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
     """`config` as JSON values; `semantic` omits the fields that do not enter the digest."""
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        values = {"kind": kind_of(type(config))}
+        values = {"kind": extensions.kind_of(type(config))}
         for field in dataclasses.fields(config):
             value = getattr(config, field.name)
             role = field.metadata.get("digest", "always")
@@ -37,25 +33,6 @@ def to_dict(config: Any, *, semantic: bool = False) -> Any:
     if isinstance(config, (list, tuple)):
         return [to_dict(item, semantic=semantic) for item in config]
     return config
-
-
-# Names such as train.lr, by which reports and sweeps compare runs.
-def flat(values: object, prefix: str = "") -> dict[str, object]:
-    """What `to_dict` gives, by dotted names.
-
-    >>> flat({"train": {"lr": 0.1, "betas": [0.9, 0.99]}, "heads": [{"heads": 2}]})
-    {'train.lr': 0.1, 'train.betas': [0.9, 0.99], 'heads.0.heads': 2}
-    """
-    if isinstance(values, dict):
-        pairs = list(values.items())
-    elif isinstance(values, list) and any(isinstance(value, (dict, list)) for value in values):
-        pairs = list(enumerate(values))
-    else:
-        return {prefix: values}
-    names: dict[str, object] = {}
-    for name, value in pairs:
-        names |= flat(value, f"{prefix}.{name}".removeprefix("."))
-    return names
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -73,7 +50,7 @@ def read(path: str | pathlib.Path) -> Any:
         raise ValueError(f"{path}: cannot be read (it is nested too deeply)") from None
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, yaml.YAMLError) as error:
+    except (ValueError, TypeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not valid {path.suffix[1:].upper() or 'YAML'} ({reason})") from None
 
@@ -88,74 +65,42 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return values
 
 
-RESOLVERS: tuple[tuple[str, re.Pattern[str], list[str] | None], ...] = (
-    ("tag:yaml.org,2002:float", re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$"), None),
-    ("tag:yaml.org,2002:null", re.compile("None$"), ["N"]),
-)
-"""What YAML 1.1 takes for strings and people write as numbers and as nothing: tag, expression, first letters."""
-
-
 @functools.cache
 def _yaml_loader() -> Any:
-    """YAML in which 3e-4 is a number and None is null, as people write them, and no field is given twice."""
+    """YAML in which 3e-4 is a number, as people write it, without aliases and fields that are given twice."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        num_aliases = 0
-
         def compose_node(self, parent: Any, index: Any) -> Any:
             # A few lines of aliases of aliases can stand for billions of values, or for a list that contains itself.
-            self.num_aliases += self.check_event(yaml.AliasEvent)
-            if self.num_aliases > MAX_ALIASES:
-                raise ValueError(f"more than {MAX_ALIASES} aliases")
+            if self.check_event(yaml.AliasEvent):
+                raise ValueError("aliases are not read: write the value again")
             return super().compose_node(parent, index)
 
-        def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-            node = super().compose_mapping_node(anchor)
-            scalars = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            _unique((key, None) for key in scalars)
-            return node
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            return _unique(self.construct_pairs(node, deep))
 
-    for resolver in RESOLVERS:
-        Loader.add_implicit_resolver(*resolver)
+    number = re.compile(r"[-+]?(\d[\d_]*(\.[\d_]*)?|\.\d[\d_]*)[eE][-+]?\d+$")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, None)
     return Loader
 
 
-def to_yaml(data: Any) -> str:
-    """`data` as YAML that `_yaml_loader` reads back: a name such as 1e5 is quoted."""
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        pass
-
-    for resolver in RESOLVERS:
-        Dumper.add_implicit_resolver(*resolver)
-    return str(yaml.dump(data, Dumper=Dumper, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True))
-
-
 # -------------------------------------------------------------------------------------------------------------- reading
-def build(data: Any, default: type | None, known: Mapping[str, type], path: str, allowed: Iterable[type] = ()) -> Any:
-    """The dataclass that `data` describes; its "kind" names a class of `known`, by default `default`.
+def build(data: Any, known: Mapping[str, type], path: str, allowed: tuple[type, ...], default: Any = None) -> Any:
+    """The dataclass that `data` describes; its "kind" names a class of `known` that is among `allowed`.
 
-    `allowed`: the classes that an error lists, if not all of `known`.  Raises ValueError, which begins with `path`,
-    for unknown kinds (UnknownKind) and for unknown, missing or mistyped fields.
+    Where "kind" is missing, the only such class is meant, or `default`.  Raises ValueError, which begins with `path`,
+    for unknown kinds and for unknown, missing or mistyped fields.
     """
     if not isinstance(data, dict):
         raise ValueError(f"{path}: must be an object with fields but is {data!r:.200}")
-    cls = _class_of(data.get("kind"), default, known, path, tuple(allowed))
-    hints = typing.get_type_hints(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}
+    cls = _class_of(data, known, path, allowed, default)
+    hints = field_types(cls)
     values = {}
     for name, value in data.items():
         if name != "kind":
-            one_of(path, "field", name, fields)
-            values[name] = _build_parts(value, hints[name], known, f"{path}: {name}")
-    missing = []
-    for name, field in fields.items():
-        if name not in values and field.default is field.default_factory:  # both are MISSING
-            missing.append(name)
-    if missing:
-        raise ValueError(f"{path}: {cls.__name__} needs {', '.join(missing)}")
+            one_of(path, "field", name, hints)
+            values[name] = _build_parts(value, part_classes(hints[name]), known, f"{path}: {name}")
     try:
         return cls(**values)
     except (TypeError, ValueError) as error:
@@ -163,55 +108,28 @@ def build(data: Any, default: type | None, known: Mapping[str, type], path: str,
 
 
 def _class_of(
-    kind: object, default: type | None, known: Mapping[str, type], path: str, allowed: tuple[type, ...]
+    data: Mapping[str, Any], known: Mapping[str, type], path: str, allowed: tuple[type, ...], default: Any
 ) -> Any:
-    """The dataclass that "kind" names.  Raises UnknownKind, which lists the allowed classes."""
-    names = [name for name, cls in known.items() if not allowed or issubclass(cls, allowed)]
-    if kind is None:
+    """The dataclass of an object, by its "kind"."""
+    choices = {name: cls for name, cls in known.items() if issubclass(cls, allowed)}
+    if "kind" not in data:
+        if len(choices) == 1:
+            (default,) = choices.values()
         if default is None:
-            raise ValueError(f'{path}: "kind" is missing (choose from {", ".join(names)})')
+            raise ValueError(f'{path}: "kind" is missing (choose from {", ".join(choices)})')
         return default
-    if not isinstance(kind, str):
-        raise ValueError(f'{path}: "kind" must be the name of a class but is {kind!r:.200}')
-    if ":" in kind:
-        return find(kind, path)
-    if kind in known:
-        return known[kind]
-    if not names:
-        raise UnknownKind(f"{path}: kind {kind!r} is not among kinds (for tasks: kinds=polyhead.tasks.KINDS)")
-    try:
-        return known[one_of(path, "kind", kind, names)]
-    except ValueError as error:
-        raise UnknownKind(str(error)) from None
+    kind = data["kind"]
+    if isinstance(kind, str) and ":" in kind:
+        return extensions.find(kind, path)
+    if not choices:
+        raise ValueError(f"{path}: kind {kind!r} is not among kinds (for tasks: kinds=polyhead.tasks.KINDS)")
+    return choices[one_of(path, "kind", kind, choices)]
 
 
-def _build_parts(data: Any, hint: Any, known: Mapping[str, type], path: str) -> Any:
-    """The value of a field of type `hint`: its objects become dataclasses, all else is checked by the constructor."""
-    classes = part_classes(hint)
+def _build_parts(data: Any, allowed: tuple[type, ...], known: Mapping[str, type], path: str) -> Any:
+    """The value of a field: its objects become dataclasses, all else is checked by the constructor."""
     if isinstance(data, list):
-        return [_build_parts(item, hint, known, f"{path}[{i}]") for i, item in enumerate(data)]
-    if not isinstance(data, dict) or not classes:
-        return data
-    # The kind may be omitted where one class is the usual one.
-    usual = [cls for cls in classes if getattr(cls, "usual", len(classes) == 1)]
-    default = usual[0] if usual else None
-    return build(data, default, known, path, classes)
-
-
-# -------------------------------------------------------------------------------------------------------------- numbers
-def legal(value: object) -> object:
-    """`value` with null for NaN and infinite, which JSON does not have.
-
-    >>> legal({"r2": 0.5, "r2_se": float("nan")})
-    {'r2': 0.5, 'r2_se': None}
-    """
-    if isinstance(value, dict):
-        return {str(name): legal(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [legal(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def numbers(scores: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of `legal` for a table of scores: null becomes NaN."""
-    return {name: math.nan if value is None else value for name, value in scores.items()}
+        return [_build_parts(item, allowed, known, f"{path}[{i}]") for i, item in enumerate(data)]
+    if isinstance(data, dict) and allowed:
+        return build(data, known, path, allowed)
+    return data

@@ -15,12 +15,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.config.mechanisms import check_shared
 from polyhead.layers.cache import LayerCache, whole
 from polyhead.layers.call import LayerCall, LayerLimits, call_of, check_pairs, drawn_keep, no_script, symbols_of_groups
 from polyhead.layers.device import Device, Placement
 from polyhead.layers.heads.functions import HeadGroup, asked, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, build, sums
+from polyhead.layers.heads.sizes import check_shared
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, leave_meta, rotary_tables
 from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weight, project, value_weights, widths_of

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from polyhead import config
 from polyhead.layers.device import Device, Placement
+from polyhead.layers.heads.sizes import sizes_of
 from polyhead.layers.projection import distances
 from polyhead.ops.call import sequence_of
 from polyhead.ops.latent_code import at_least_float32
@@ -151,7 +152,7 @@ def rotary_tables(
 
     Raises ValueError for heads that must divide `dim` but do not.
     """
-    widths = {group.sizes(dim, sum(g.heads for g in heads)).dim for heads in layers for group in heads}
+    widths = {sizes_of(group, dim, sum(g.heads for g in heads)).dim for heads in layers for group in heads}
     tables = nn.ModuleDict()
     for width in sorted(widths):
         tables[str(width)] = RotaryEmbedding(width, positions.theta, max_length, positions.layout, device)

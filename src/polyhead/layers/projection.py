@@ -14,8 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead.config.sizes import Sizes
 from polyhead.layers.device import Placement
+from polyhead.layers.heads.sizes import Sizes
 
 # A group's part of the projection: "q" (b t h d), "k" (b s g d) and "v" (b s g e).
 Rows = dict[str, Tensor]

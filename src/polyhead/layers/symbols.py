@@ -21,7 +21,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.config.mechanisms import check_source
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.device import Placement
 from polyhead.layers.positions import places_in, starts_in
@@ -341,7 +340,8 @@ def build_symbols(
 
     Raises ValueError for an unknown source.
     """
-    check_source("build_symbols", source)
+    if not isinstance(source, config.SymbolSource):
+        raise ValueError(f"build_symbols: symbols must be a source such as PositionSymbols() but is {source!r}")
     if isinstance(source, config.PositionSymbols):
         return PositionSymbols(source, dim, max_length, **placement)
     if isinstance(source, config.RelativeSymbols):
@@ -349,3 +349,16 @@ def build_symbols(
     if isinstance(source, config.RelationalSymbols):
         return RelationalSymbols(source, dim, causal=causal, place=place, **placement)
     return SymbolicAttention(source, dim, **placement)
+
+
+def start_std(source: config.SymbolSource, width: int, max_length: int) -> float:
+    """The standard deviation of initial symbols in a model of this width, used to balance relations.
+
+    It is 1 except for relative symbols, whose uniform table has the variance 2 / (rows + width).  Mixtures of a library
+    have a smaller one, but their common part survives the mean over tokens, so their contribution to a head's output is
+    within a factor of 2 to 4.
+    """
+    if not isinstance(source, config.RelativeSymbols):
+        return 1.0
+    distance = max_length - 1 if source.distance is None else source.distance
+    return (2.0 / (2 * distance + 1 + (source.dim or width))) ** 0.5

@@ -6,6 +6,7 @@ With an encoder, every block also attends to encoder(source), the stream after t
 """
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -14,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from polyhead import config
-from polyhead.config import TransformerConfig
+from polyhead.config import SymbolHeads, SymbolicAttention, TransformerConfig
+from polyhead.config.mechanisms import MECHANISMS
 from polyhead.layers.block import build_norm
 from polyhead.layers.cache import Cache, whole
 from polyhead.layers.device import Device, Placement
@@ -72,7 +74,7 @@ class Transformer(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        config.warn_if_blind(settings)
+        _warn_if_blind(settings)
         self.config = settings
         placement = Placement(device=device, dtype=dtype)
         self.encoder = None
@@ -386,3 +388,27 @@ def _tie(model: Transformer, _: object = None) -> None:
     """Tie logits to tokens: off the meta device, and by `assign=True`, each got its own table."""
     if isinstance(model.outputs, TiedOutput):
         model.outputs.tie()
+
+
+class BlindToOrder(UserWarning):
+    """The outputs of a transformer of tokens do not depend on the order of the tokens."""
+
+
+def _warn_if_blind(settings: object) -> None:
+    """Warn if a model of these settings cannot see the order of tokens: no positions, not causal, no window, no symbols
+    of positions.  A model with heads of a user is trusted: they may see the order.
+
+    Raises ValueError for anything but a TransformerConfig.
+    """
+    if not isinstance(settings, TransformerConfig):
+        raise ValueError(f"Transformer: a TransformerConfig was wanted but {settings!r:.60} came")
+    if settings.positions is not None or settings.causal or settings.window is not None:
+        return
+    if not isinstance(settings.inputs, config.Tokens):
+        return
+    for group in settings.groups():
+        has_positions = isinstance(group, SymbolHeads) and type(group.symbols) is not SymbolicAttention
+        if not isinstance(group, MECHANISMS) or has_positions:
+            return
+    text = "Transformer: it is blind to the order of its tokens: give positions, such as Rotary(), or causal=True"
+    warnings.warn(text, BlindToOrder, stacklevel=3)

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import cast
 
+from polyhead import extensions
 from polyhead.analysis.labels import with_field
-from polyhead.config import Run, extensions
+from polyhead.config import Run
 from polyhead.papers.dual import games, images, maths, objects
 from polyhead.papers.hyla import codes, counts, fuzzy, scaling, singles, tables
 from polyhead.papers.language import kinds, tokens
@@ -44,7 +45,7 @@ MINUTES: dict[str, float] = {"games-dual": 0.25, "sorting-dual": 0.7, "maths-dua
 
 
 class Recipes(dict[str, Recipe]):
-    """Recipes by name: ours, and those that users registered or that installed packages declare."""
+    """Recipes by name: ours, and those that users registered."""
 
     def __missing__(self, name: str) -> Recipe:
         recipes = every()
@@ -52,8 +53,12 @@ class Recipes(dict[str, Recipe]):
 
 
 def every() -> dict[str, Recipe]:
-    """Our recipes and those of others."""
-    return {**cast(dict[str, Recipe], extensions.added("recipes")), **RECIPES}
+    """Our recipes and those of others.  With one name for two of them, a command would train one without a word."""
+    others = cast(dict[str, Recipe], extensions.added("recipes"))
+    for name in RECIPES.keys() & others.keys():
+        kind = extensions.kind_of(others[name])
+        raise ValueError(f"recipes: {name!r} is a recipe of polyhead; give {kind} another name")
+    return {**others, **RECIPES}
 
 
 # Name on the command line -> recipe. A figure's recipe takes a scale; the default is `default_scale`.

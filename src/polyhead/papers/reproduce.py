@@ -17,7 +17,6 @@ import torch
 
 from polyhead.analysis.claims import Verdict
 from polyhead.config import Run, digest, to_dict
-from polyhead.config.serial import numbers
 from polyhead.papers.outcome import Figure, FigureOutcome
 from polyhead.papers.recipes import FIGURES, default_scale, for_seeds
 from polyhead.papers.sizes import SCALES
@@ -30,6 +29,7 @@ from polyhead.spec.shapes import one_of
 from polyhead.train import Result
 from polyhead.train.device import environment
 from polyhead.train.store.files import check_folder
+from polyhead.train.store.values import numbers
 
 # The content of results.json.
 About = dict[str, Any]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from polyhead.config import Run, digest, to_dict
-from polyhead.config.serial import legal
 from polyhead.scale.sweep.engines import LOG
 from polyhead.scale.sweep.job import State
 from polyhead.scale.sweep.naming import differing, labels, setting
@@ -17,6 +16,7 @@ from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
 from polyhead.train.store import folder as run_folder
 from polyhead.train.store.folder import CONFIG, FAILURE, finished, is_claimed, place_of, read_config, read_metrics
+from polyhead.train.store.values import legal
 
 if TYPE_CHECKING:
     import pandas

@@ -14,7 +14,7 @@ import time
 import torch
 
 from polyhead.config import Run
-from polyhead.config.extensions import handed_on
+from polyhead.extensions import handed_on
 from polyhead.train.checks import check
 from polyhead.train.device import pick_device
 from polyhead.train.messages import print_notice

@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polyhead.config.sizes import Sizes
+from polyhead.layers.heads.sizes import Sizes
 from polyhead.layers.projection import computes
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.registry import code_of, resolve

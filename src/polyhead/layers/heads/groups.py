@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from polyhead import config, ops, spec
 from polyhead.config.mechanisms import MECHANISMS
-from polyhead.config.sizes import Sizes
 from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import HeadGroup, compiled, is_own
 from polyhead.layers.heads.own import HasCode, OwnHeads
+from polyhead.layers.heads.sizes import Sizes, sizes_of
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads
 from polyhead.layers.projection import hooked
 from polyhead.ops.call import AttentionCall
@@ -157,7 +157,7 @@ def build(
 
     Raises ValueError for an unknown mechanism, and for heads that must divide the model width but do not.
     """
-    size = mechanism.sizes(width, total_heads)
+    size = sizes_of(mechanism, width, total_heads)
     if isinstance(mechanism, HasCode):  # first, because a user's mechanism may inherit from one of ours
         own_sizes = dataclasses.replace(size, takes="v" if mechanism.share else "qkv")
         return OwnHeads(mechanism, own_sizes, **placement)

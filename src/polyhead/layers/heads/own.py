@@ -17,9 +17,9 @@ from einops import einsum
 from torch import Tensor, nn
 
 from polyhead.config import Mechanism
-from polyhead.config.sizes import Sizes
 from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import Functions, HeadGroup
+from polyhead.layers.heads.sizes import Sizes
 from polyhead.ops.latent_code import drop, share
 
 

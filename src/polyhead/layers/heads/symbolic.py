@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead import config
-from polyhead.config.sizes import Sizes
 from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import HeadGroup
+from polyhead.layers.heads.sizes import Sizes
+from polyhead.layers.symbols import start_std
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import relations as relate
 
@@ -51,7 +52,7 @@ class SymbolGroup(HeadGroup):
         super().__init__(sizes)
         self.relation_act, hidden = relation_act, mechanism.hidden
         self.symbol_dim = mechanism.symbols.dim or width
-        self.symbol_std = mechanism.symbols.start_std(width, max_length)
+        self.symbol_std = start_std(mechanism.symbols, width, max_length)
         self.width, self.related, self.relation_dim = width, related, relation_dim
         wide = hidden or width
         self.hidden: nn.ModuleDict | None = None

@@ -13,11 +13,12 @@ from typing import Any
 
 from polyhead.analysis.claims import Estimate
 from polyhead.analysis.labels import mechanism_label, with_field
-from polyhead.config import Mechanism, Model, Run, TransformerConfig, digest, serial, to_dict
+from polyhead.config import Mechanism, Model, Run, TransformerConfig, digest, to_dict
 from polyhead.scale.sweep.naming import differing, setting, words
 from polyhead.tasks.base import Task
 from polyhead.tasks.task import Score
 from polyhead.train.store import folder as store
+from polyhead.train.store.values import flat
 
 # Splits by how informative their score is, best first. `*`: names of a user's own.
 SPLIT_ORDER = ("compositional", "novel", "*", "iid", "validation", "train")
@@ -178,9 +179,9 @@ def _entry(folder: pathlib.Path) -> Entry:
 def _check_same_task(entries: Sequence[Entry]) -> None:
     """Raise a ValueError unless all runs are on one task; the seeds of the split may differ."""
     first = entries[0]
-    expected = serial.flat(to_dict(without_seeds(first.run).task, semantic=True))
+    expected = flat(to_dict(without_seeds(first.run).task, semantic=True))
     for entry in entries[1:]:
-        values = serial.flat(to_dict(without_seeds(entry.run).task, semantic=True))
+        values = flat(to_dict(without_seeds(entry.run).task, semantic=True))
         for name in sorted(expected.keys() | values.keys()):
             if expected.get(name) != values.get(name):
                 raise ValueError(
@@ -215,7 +216,7 @@ def groups(entries: Sequence[Entry]) -> list[SeedGroup]:
 
 def different_settings(seed_groups: Sequence[SeedGroup]) -> list[list[str]]:
     """Settings other than the heads that differ between groups: one row each, [name, value of each group]."""
-    columns = [serial.flat(to_dict(without_seeds(group.entries[0].run), semantic=True)) for group in seed_groups]
+    columns = [flat(to_dict(without_seeds(group.entries[0].run), semantic=True)) for group in seed_groups]
     rows = []
     for name in sorted(set(itertools.chain(*columns))):
         values = [setting(column.get(name, "–")) for column in columns]

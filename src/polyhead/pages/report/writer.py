@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable
 
 from polyhead.analysis import canvas
-from polyhead.config import digest, serial, to_dict
+from polyhead.config import digest, to_dict
 from polyhead.pages.document import HtmlPage, render
 from polyhead.pages.report import results as parts, runs
 from polyhead.pages.report.attention import attention_section
@@ -20,6 +20,7 @@ from polyhead.pages.report.results import Results, curves_section, results_secti
 from polyhead.pages.report.runs import Entry
 from polyhead.pages.report.section import Draft, Section
 from polyhead.train.store.files import check_folder, check_place
+from polyhead.train.store.values import flat
 
 SEQUENCES = 2000  # per split, for baselines
 Folders = Iterable[str | pathlib.Path]
@@ -100,7 +101,7 @@ def _build(folders: Folders, title: str | None, draft: Draft) -> HtmlPage:
     values = {
         "kicker": kicker,
         "headline": headline,
-        "settings": serial.flat(to_dict(results.task)),
+        "settings": flat(to_dict(results.task)),
         "notes": list(dict.fromkeys(draft.notes)),
         "sections": list(filter(None, sections)),
         "runs": details,

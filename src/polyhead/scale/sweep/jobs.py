@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from polyhead.config import Run, check_run
-from polyhead.config.extensions import handed_on
+from polyhead.extensions import handed_on
 from polyhead.scale.sweep.engines import Engine
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.job import Failure, Job, State

@@ -17,6 +17,7 @@ from polyhead.config import Run, serial
 from polyhead.train.stop import HELD
 from polyhead.train.store import shipped
 from polyhead.train.store.files import Damaged, check_place, delete, named, write
+from polyhead.train.store.values import legal, numbers
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
 LOCK, FAILURE, EARLIER, DIGEST = ".lock", "failure.txt", "checkpoint-{:08}", "digest"
@@ -141,7 +142,7 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
         scores = values["scores"]
         if not isinstance(values["environment"], dict):
             raise TypeError("environment must be a table")
-        values["scores"] = {split: serial.numbers(numbers) for split, numbers in scores.items()}
+        values["scores"] = {split: numbers(score) for split, score in scores.items()}
         return Result(**values, folder=path.parent)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: not a result ({error})") from None
@@ -160,7 +161,7 @@ def write_result(result: Result) -> None:
     """Write a result for `read_result`."""
     values = dataclasses.asdict(result)
     del values["folder"]
-    write(result.folder / RESULT, (json.dumps(serial.legal(values), indent=2) + "\n").encode())
+    write(result.folder / RESULT, (json.dumps(legal(values), indent=2) + "\n").encode())
 
 
 def write_failure(folder: pathlib.Path, text: str) -> None:
@@ -213,7 +214,7 @@ def sync_metrics(folder: pathlib.Path) -> None:
 
 
 def _line(row: dict[str, Any]) -> bytes:
-    return (json.dumps(serial.legal(row)) + "\n").encode()
+    return (json.dumps(legal(row)) + "\n").encode()
 
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
@@ -227,5 +228,5 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
             row = json.loads(line)
             if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
                 row.pop("seal", None)  # a checksum in rows until 2026-11
-                rows.append(serial.numbers(row))
+                rows.append(numbers(row))
     return rows

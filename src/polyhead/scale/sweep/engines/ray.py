@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from polyhead.config.extensions import IMPORTS
+from polyhead.extensions import IMPORTS
 from polyhead.scale.sweep.engines import LOG, LOST, ExitCode, Resources, command, worker_environment
 from polyhead.spec.optional import optional
 from polyhead.train.store.folder import is_claimed

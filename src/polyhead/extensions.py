@@ -25,25 +25,22 @@ _ADDED: dict[str, dict[str, object]] = {sort: {} for sort in GROUPS}
 Extension = TypeVar("Extension", bound=Callable[..., object])
 
 
-class UnknownKind(ValueError):
-    """A file names an unknown class; the file itself is intact."""
-
-
 # ---------------------------------------------------------------------------------------------------------- registering
-def register(extension: Extension, *, name: str | None = None) -> Extension:
-    """Register a class or a recipe (a function that returns runs) under a name; also a decorator.
+def register(extension: Extension) -> Extension:
+    """Register a task, a mechanism or a recipe (a function that returns runs); also a decorator.
 
-    Classes are tasks and mechanisms.  The command line then knows it by `name`: by
-    default the name of the class, or of the function with "-" for "_".  Raises ValueError for a class or function that
-    another process could not import, and for a name that is taken.
+    The command line then knows a class by its name, and a recipe by that of the function with "-" for "_".  Raises
+    ValueError for a class or function that another process could not import, and for a name that is taken.
     """
     if not callable(extension):
         raise ValueError(f"register: give a class or a recipe, got {extension!r}")
-    sort = _sort(extension)
-    if name is None:
-        name = extension.__name__.replace("_", "-") if sort == "recipes" else extension.__name__
     if "<" in extension.__qualname__:  # "<locals>" or "<lambda>"; a decorator runs before the name is bound
         raise ValueError(f"register: {kind_of(extension)} cannot be found again by its name; define it in a module")
+    sort, name = "tasks", extension.__name__
+    if not isinstance(extension, type):
+        sort, name = "recipes", name.replace("_", "-")
+    elif "Mechanism" in map(kind_of, extension.__mro__):
+        sort = "mechanisms"
     earlier = _ADDED[sort].get(name, extension)
     if kind_of(earlier) != kind_of(extension):  # registering again is allowed when a module is reloaded
         raise ValueError(f"register: {name!r} is {kind_of(earlier)} already; give {kind_of(extension)} another name")
@@ -51,22 +48,13 @@ def register(extension: Extension, *, name: str | None = None) -> Extension:
     return extension
 
 
-def _sort(extension: Callable[..., object]) -> str:
-    """The sort of an extension: a function is a recipe, and a class that is no mechanism is a task."""
-    if not isinstance(extension, type):
-        return "recipes"
-    if "Mechanism" in map(kind_of, extension.__mro__):
-        return "mechanisms"
-    return "tasks"
-
-
-# -------------------------------------------------------------------------------------------------------------- finding
 def added(sort: str) -> dict[str, object]:
     """All registered extensions of a sort, by name, also those of modules of POLYHEAD_IMPORT."""
     _bring_from_environment()
     return dict(_ADDED[sort])
 
 
+# -------------------------------------------------------------------------------------------------------------- finding
 def bring(modules: Iterable[str], option: str = "--import") -> None:
     """Import modules by name, also from the working directory.
 
@@ -96,13 +84,13 @@ def kind_of(definition: object) -> str:
 
 
 def find(kind: str, path: str) -> type:
-    """The class of the name "module:Class".  Raises UnknownKind, which begins with `path`, unless its module is
+    """The class of the name "module:Class".  Raises ValueError, which begins with `path`, unless its module is
     imported."""
     module, _, name = kind.partition(":")
     _bring_from_environment()
     cls = _imported(module, name)
     if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
-        raise UnknownKind(f"{path}: {kind} is not of this package; import {module} first, or give --import {module}")
+        raise ValueError(f"{path}: {kind} is not of this package; import {module} first, or give --import {module}")
     return cls
 
 
@@ -114,38 +102,39 @@ def _imported(module: str, name: str) -> object:
     return definition
 
 
-def check_found(definition: object, caller: str) -> None:
-    """Raise ValueError if a class or function cannot be imported by its module and name."""
-    module, name = getattr(definition, "__module__", ""), getattr(definition, "__qualname__", "")
-    if _imported(module, name) is not definition:
-        raise ValueError(f"{caller}: {name} of {module} cannot be found again by its name; define it in a module")
-
-
 # ---------------------------------------------------------------------------------------- handing on to other processes
-def foreign(config: object) -> Iterator[type]:
-    """The classes in a configuration that are outside this package."""
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        if ":" in kind_of(type(config)):
-            yield type(config)
-        for field in dataclasses.fields(config):
-            yield from foreign(getattr(config, field.name))
-    elif isinstance(config, (list, tuple)):
+def foreign(config: object, caller: str) -> dict[str, type]:
+    """The classes in a configuration that are outside this package, by their names in files.
+
+    Raises ValueError, which begins with `caller`, if one cannot be imported by its module and name.
+    """
+    kinds: dict[str, type] = {}
+    if isinstance(config, (list, tuple)):
         for item in config:
-            yield from foreign(item)
+            kinds |= foreign(item, caller)
+    elif dataclasses.is_dataclass(config) and not isinstance(config, type):
+        cls = type(config)
+        if ":" in kind_of(cls):
+            if _imported(cls.__module__, cls.__qualname__) is not cls:
+                name = f"{cls.__qualname__} of {cls.__module__}"
+                raise ValueError(f"{caller}: {name} cannot be found again by its name; define it in a module")
+            kinds[kind_of(cls)] = cls
+        for field in dataclasses.fields(config):
+            kinds |= foreign(getattr(config, field.name), caller)
+    return kinds
 
 
 @contextlib.contextmanager
 def handed_on(config: object, caller: str) -> Iterator[None]:
     """Context manager: processes started inside can read `config`.  Raises ValueError if they could not."""
-    names: dict[str, None] = {}
-    for kind in foreign(config):
-        check_found(kind, caller)
+    modules: dict[str, None] = {}
+    for kind in foreign(config, caller).values():
         if kind.__module__ == "__main__":
             raise ValueError(f"{caller}: {kind.__qualname__} is defined in the program itself; put it in a module")
-        names[kind.__module__] = None
+        modules[kind.__module__] = None
     before = dict(os.environ)
-    if names:
-        os.environ[IMPORTS] = ",".join(filter(None, [before.get(IMPORTS), *names]))
+    if modules:
+        os.environ[IMPORTS] = ",".join(filter(None, [before.get(IMPORTS), *modules]))
         os.environ["PYTHONPATH"] = os.pathsep.join(map(str, sys.path))
     try:
         yield
