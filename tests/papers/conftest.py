@@ -50,8 +50,7 @@ def study_of(tmp_path):
     def make(figure, score, scale="smoke"):
         known = FIGURES[figure]
         runs = known.runs(scale)
-        return Study.of(
-            figure, known.paper, scale, tmp_path, runs, [planted(run, tmp_path, score(run)) for run in runs]
-        )
+        results = [planted(run, tmp_path, score(run)) for run in runs]
+        return Study.of(figure, known.paper, scale, tmp_path, runs, results)
 
     return make

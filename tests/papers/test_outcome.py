@@ -28,12 +28,8 @@ def test_the_baselines_of_every_seeds_own_split(few):
         assert (level.mean, level.error, level.freedom) == (over.mean, over.standard_error, 2)
         assert level.values == {seed: table[name].mean for seed, table in enumerate(each)}
     assert found["mix"].mean != each[0]["mix"].mean
-    assert list(outcome.baseline_means(runs_of(tasks))) == [
-        "Gaussian process",
-        "Recall",
-        "Mixture",
-        "Exact ceiling",
-    ]
+    drawn = ["Gaussian process", "Recall", "Mixture", "Exact ceiling"]
+    assert list(outcome.baseline_means(runs_of(tasks))) == drawn
 
 
 def test_splits_with_the_same_functions_have_sequences_of_their_own(few):
@@ -43,7 +39,7 @@ def test_splits_with_the_same_functions_have_sequences_of_their_own(few):
 
 
 def test_seeds_that_share_a_split_say_nothing_of_others(few):
-    (level,) = (outcome.baselines(runs_of([FuzzyLogic(length=8)] * 3))[name] for name in ("ridge",))
+    level = outcome.baselines(runs_of([FuzzyLogic(length=8)] * 3))["ridge"]
     alone = FuzzyLogic(length=8).baselines("compositional", sequences=few)["ridge"]
     assert (level.mean, level.error, level.freedom, level.values) == (alone.mean, alone.standard_error, few - 1, {})
     chance = outcome.baselines(runs_of([RelationalGames("same", examples=20)]), "iid")["chance"]

@@ -84,22 +84,6 @@ def test_runs_at_paper_scale_stay_the_papers(figure):
     assert hashlib.sha256(text.encode()).hexdigest()[:12] == PAPER[figure]
 
 
-def test_the_papers_grids():
-    def found(figure, read):
-        return {read(run) for run in runs_of(figure, "paper")}
-
-    settings = found("table-a3", lambda run: (run.task.name, run.train.lr, run.train.weight_decay, run.train.warmup))
-    fuzzy = {("fuzzy_logic", lr, decay, 100) for lr in (1e-3, 3e-3) for decay in (0.1, 0.03)}
-    sraven = {("sraven", lr, wd, w) for lr in (1e-3, 3e-4) for wd in (0.1, 0.3) for w in (1000, 3000)}
-    assert settings == fuzzy | sraven
-    assert len(runs_of("fig-2c", "paper")) == 432  # as in the original sweep
-    assert found("fig-4b", lambda run: run.train.steps * run.train.batch_size) == {10_000_000, 20_000_000, 40_000_000}
-    assert found("fig-4a", lambda run: run.model.dim) == {128, 256, 512}
-    tokens = found("dual-lm", lambda run: run.train.steps * run.train.batch_size * run.task.length)
-    assert some(tokens) == pytest.approx([10e9], rel=1e-3)
-    assert found("games", lambda run: (run.train.lr, run.train.betas)) == {(1e-3, (0.9, 0.99))}
-
-
 @pytest.mark.parametrize("figure", [name for name in STUDIES if FIGURES[name].paper in (DUAL, LANGUAGE)])
 def test_models_that_are_compared_have_equal_parameters_and_steps(figure):
     paper = FIGURES[figure].paper
@@ -130,10 +114,6 @@ def test_a_scale_that_a_figure_lacks_and_an_unknown_model_are_one_clear_line():
     for name in without:
         with pytest.raises(ValueError, match=r"^recipes: .*scale 'short'.*choose from paper, small, smoke"):
             STUDIES[name]("short")
-    for name in SHORT:
-        assert {(run.task.name, run.seed == run.task.split_seed) for run in runs_of(name, "short")} == {
-            ("fuzzy_logic", True)
-        }
     with pytest.raises(ValueError, match=r"recipes: unknown model 'hylla'; did you mean 'hyla'"):
         tiny("fuzzy", "hylla")
 

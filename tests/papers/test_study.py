@@ -34,15 +34,12 @@ def test_a_setting_with_fewer_finished_seeds_is_not_selected(study_of):
     assert {len(cell.points) for cell in cells} == {2}
 
 
-def test_where_lower_is_better_the_lower_score_is_selected(study_of, monkeypatch):
-    monkeypatch.setattr(FuzzyLogic, "better", "lower")
-    cells = study_of("table-a1", by_rate(0.6, 0.2)).cells("model", task="fuzzy")
-    assert {cell.setting.lr for cell in cells} == {1e-3}
-
-
-def test_a_score_that_is_no_number_is_never_selected(study_of):
-    study = study_of("table-a1", by_rate(0.6, float("nan")))  # the first of the settings is the one without
-    assert {cell.setting.lr for cell in study.cells("model", task="fuzzy")} == {3e-3}
+@pytest.mark.parametrize(("better", "low", "chosen"), [("lower", 0.2, 1e-3), ("higher", float("nan"), 3e-3)])
+def test_the_better_score_is_selected_and_never_one_that_is_no_number(better, low, chosen, study_of, monkeypatch):
+    """The first of the settings is the one with the low score, or with none."""
+    monkeypatch.setattr(FuzzyLogic, "better", better)
+    cells = study_of("table-a1", by_rate(0.6, low)).cells("model", task="fuzzy")
+    assert {cell.setting.lr for cell in cells} == {chosen}
 
 
 def test_a_result_that_lacks_what_is_asked_is_one_line(study_of):

@@ -6,11 +6,9 @@ Their claims, tables and numbers are those of docs/results: test_redraw.py.
 import itertools
 import re
 
-import pandas
 import pytest
 from drawn import draw, quick, scores, without  # noqa: F401 (a fixture)
 
-from polyhead.analysis.claims import Estimate
 from polyhead.papers.dual import shared
 from polyhead.papers.dual.models import DUAL, ROWS
 
@@ -76,8 +74,3 @@ def test_a_place_whose_runs_failed_is_not_compared(figure, study_of):
 
 def place(run):
     return [getattr(run.task, axis, None) for axis in ("game", "module", "examples")]
-
-
-def test_claims_need_what_they_compare():
-    one = Estimate.of({0: 0.5, 1: 0.6})
-    assert shared.better("x", "dual", ("softmax",), pandas.DataFrame({"dual": {"a": one}})) == []

@@ -133,22 +133,13 @@ def test_all_seeds_and_models_are_scored_on_one_text(study_of, monkeypatch):
     assert (hyla - cells["softmax"].score("validation")).error == pytest.approx(math.hypot(0.05, 0.01, 0.01))
 
 
-def test_reached():
-    course = {1.0: 8.0, 2.0: 4.0, 8.0: 2.0, 16.0: 3.0}
-    assert tokens.reached(course, 4.0) == 2.0
-    assert tokens.reached(course, 3.0) == pytest.approx(4.0)  # half way from 2 to 8 in the logarithm
-    assert tokens.reached(course, 9.0) == 1.0
-    assert tokens.reached(course, 1.9) is None
-
-
 def test_tokens_to_a_perplexity(drawn, monkeypatch):
     """Bits fall by one with each doubling of tokens: 0.1 bits less at the end is the same with 6.7 % fewer tokens."""
     monkeypatch.setitem(tokens.LEVELS, "smoke", (16.0, 8.0))
     found = drawn("dual-lm", by_row(dual=2.4, softmax=2.5))
     assert [verdict.outcome for verdict in found.verdicts] == [YES, YES]
     assert "that both reach, 6.7% fewer" in str(found.verdicts[0])
-    runs = STUDIES["dual-lm"]("smoke")
-    whole = runs[0].train.steps * runs[0].train.batch_size * runs[0].task.length / 1e6
+    whole = tokens.update_tokens(STUDIES["dual-lm"]("smoke")[0]) * 4 / 1e6  # of four steps
     row = next(row for row in found.rows if row[:2] == ("16", "Softmax"))
     assert float(row[3]) == pytest.approx(whole * 2 ** (2.5 - 3), rel=0.02)
     assert any("16.94" in note for note in found.notes)
@@ -172,9 +163,7 @@ def test_results_keep_their_text(study_of, tmp_path, monkeypatch):
         (place / "results.json").write_text(json.dumps(about))
         return redraw(place, tmp_path / "new")[1]
 
-    found = again()
-    assert [verdict.claim for verdict in found.verdicts] == [verdict["claim"] for verdict in about["verdicts"]]
-    assert list(found.notes) == about["notes"]
+    assert list(again().notes) == about["notes"]
     monkeypatch.setattr(Text, "fingerprint", lambda task: "b")
     found = again()
     assert len(found.verdicts) == 3

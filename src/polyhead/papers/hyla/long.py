@@ -48,11 +48,6 @@ WORDS = {"r2": "R²", "accuracy": "accuracy"}
 LONG = replace(HYLA, models={name: ModelRow(NAMES[name]) for name in (*MAIN, *ABLATIONS, *SETTINGS)})
 
 
-def model_of(point: FinishedRun) -> str:
-    """Return the name of the model that a run trains."""
-    return LONG.row_of(point.run)
-
-
 def of_width(model: str, width: int) -> str:
     """Return the name of a model's runs with heads of this width."""
     return model if width == WIDTHS[0] else f"{model}-width-{width}"
@@ -182,7 +177,7 @@ def measured(points: Sequence[FinishedRun]) -> Table:
         quantities["gap"] = point.score(KNOWN) - point.score(UNSEEN)
         quantities["late"] = point.score(UNSEEN) - unseen[EARLY]
         for name, value in quantities.items():
-            values.setdefault((name, model_of(point)), {})[point.run.seed] = value
+            values.setdefault((name, LONG.row_of(point.run)), {})[point.run.seed] = value
     # All models of a seed share its task and its sequences, and so do the baselines.
     for seed, point in {point.run.seed: point for point in points}.items():
         for name, score in baselines_of(point).items():
@@ -237,7 +232,7 @@ def draw(study: Study, tests: tuple[ProtocolTest, ...] = TESTS) -> FigureOutcome
     """
     # In the order of the models in figures.
     names = list(NAMES)
-    points = sorted(study.points, key=lambda point: (names.index(model_of(point)), point.run.seed))
+    points = sorted(study.points, key=lambda point: (names.index(LONG.row_of(point.run)), point.run.seed))
     scores = measured(points)
     drawn = [point for point in points if point.run.seed in SEEDS] or points
     scores_shown = scores.loc[sorted({point.run.seed for point in drawn})]
@@ -268,7 +263,8 @@ def draw_courses(stem: str, points: Sequence[FinishedRun], scores: Table, baseli
     skills: Curves = {}
     runs: dict[str, int] = {}
     for point in points:
-        model, label = model_of(point), NAMES[model_of(point)]
+        model = LONG.row_of(point.run)
+        label = NAMES[model]
         runs[label] = runs.get(label, 0) + 1
         for step, value in point.course(UNSEEN).items():
             courses.setdefault(label, {}).setdefault(step / 1000, []).append(value)
@@ -318,7 +314,7 @@ def rows_of(points: Iterable[FinishedRun], scores: Table) -> list[dict[str, str]
     """Return a row of the table for each run, and for the baselines of each seed."""
     rows = []
     for point in points:
-        model, seed = model_of(point), point.run.seed
+        model, seed = LONG.row_of(point.run), point.run.seed
         row = {"heads": NAMES[model], "seed": str(seed)} | dict.fromkeys(COLUMNS.values(), "–")
         for quantity, value in scores.loc[seed].xs(model, level=1).reindex(list(COLUMNS)).dropna().items():
             text = f"{value:.3f}"

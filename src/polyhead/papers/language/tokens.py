@@ -116,8 +116,8 @@ def better_at_the_end(scores: Table) -> list[Verdict]:
 def reached(course: Mapping[float, float], level: float) -> float | None:
     """The x at which a falling curve first reaches `level`, by linear interpolation over log x; None if it never does.
 
-    >>> reached({1.0: 4.0, 4.0: 2.0}, 3.0), reached({1.0: 4.0, 4.0: 2.0}, 1.0)
-    (2.0, None)
+    >>> [reached({1.0: 4.0, 4.0: 2.0}, level) for level in (5.0, 3.0, 1.0)]
+    [1.0, 2.0, None]
     """
     before: tuple[float, float] | None = None
     for x, y in sorted(course.items()):
