@@ -13,7 +13,6 @@ from zoo import variants
 
 import polyhead as ph
 from polyhead.analysis import capture, codes, value_network
-from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import act as activation
 from polyhead.tasks.base import Batch
 
@@ -86,18 +85,6 @@ def test_cross_attention_and_no_biases() -> None:
         torch.testing.assert_close(rebuilt(taps, 0), taps.output[0, QUERIES], rtol=1e-9, atol=1e-9)
 
 
-def test_number_and_shape_of_the_matrices() -> None:
-    def shapes(heads: list) -> list[tuple[int, ...]]:
-        taps = tap(layer(heads), torch.randn(1, T, DIM, dtype=torch.float64))
-        return [tuple(matrix.shape) for matrix in value_network(taps, -1, 0)]
-
-    assert shapes([ph.Softmax(4, value_dim=5)]) == [(DIM, DIM)]
-    assert shapes([ph.Linear(4, value_dim=5)]) == [(DIM, DIM)]
-    assert shapes([ph.Linear(4, value_dim=5, kv_heads=2, act="relu")]) == [(20, DIM), (DIM, 20)]
-    assert shapes([ph.Hyla(4, value_dim=5)]) == [(5, DIM), (DIM, 5)]
-    assert shapes([ph.Hyla(4, value_dim=5, value_depth=2)]) == [(5, DIM), (5, 5), (DIM, 5)]
-
-
 def test_hyla_matrices_are_equation_6() -> None:
     """Spelled out with loops over heads, from the layer's own weights."""
     attention = layer([ph.Hyla(3, dim=2, value_dim=4)])
@@ -108,21 +95,6 @@ def test_hyla_matrices_are_equation_6() -> None:
     a = code[0, :, 2, 5]
     assert torch.allclose(first, sum(a[h] * value[4 * h : 4 * h + 4] for h in range(3)), atol=1e-12)
     assert torch.allclose(second, sum(a[h] * out[:, 4 * h : 4 * h + 4] for h in range(3)), atol=1e-12)
-
-
-# --------------------------------------------------------------------------------------------------------------- codes
-def test_codes_never_build_all_pairs() -> None:
-    seen = []
-
-    def watched(plain: Callable[[AttentionCall], torch.Tensor], call: AttentionCall) -> torch.Tensor:
-        seen.append(call.lengths)
-        return plain(call)
-
-    heads = [ph.Softmax(2, dim=3, value_dim=3), ph.Hyla(2, dim=3, value_dim=3)]
-    taps = tap(layer(heads), torch.randn(1, T, DIM, dtype=torch.float64))
-    groups = [dataclasses.replace(group, coder=functools.partial(watched, group.coder)) for group in taps.groups]
-    codes(dataclasses.replace(taps, groups=tuple(groups)), [0, 3], [1, 1])
-    assert seen == [(2, T)] * 2
 
 
 # -------------------------------------------------------------------------------------------------------------- capture
@@ -151,13 +123,15 @@ def test_capture_reads_all_layers_without_dropout_and_leaves_the_modes(monkeypat
     assert [module.training for module in model.modules()] == modes
 
 
+@pytest.mark.compile  # run without annotation checks, as users have it
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
         (lambda taps: codes(taps, 8, 0), "codes: q_index must be an integer in [-8, 8) but is 8"),
         (lambda taps: codes(taps, 0, -9), "codes: k_index must be an integer in [-8, 8) but is -9"),
         (lambda taps: codes(taps, 0, 0, group=3), "codes: group must be an integer in [-3, 3) but is 3"),
-        (lambda taps: codes(taps, [1], 2), "codes: q_index and k_index must be two integers or two lists"),
+        (lambda taps: codes(taps, [1], np.int64(2)), "codes: q_index and k_index must be two integers or two lists"),
+        (lambda taps: codes(taps, [0.5], [0]), "codes: q_index must be an integer in [-8, 8) but is 0.5"),
         (
             lambda taps: value_network(taps, 0, 0, sample=2),
             "value_network: sample must be an integer in [-2, 2) but is 2",
@@ -167,16 +141,6 @@ def test_capture_reads_all_layers_without_dropout_and_leaves_the_modes(monkeypat
 def test_mistakes(wrong: Callable, text: str) -> None:
     with refusing(text):
         wrong(tap(layer(MIXED), torch.randn(2, T, DIM, dtype=torch.float64)))
-
-
-@pytest.mark.compile  # run without annotation checks, as users have it
-def test_indices_of_numpy_and_numbers_that_are_none() -> None:
-    taps = tap(layer(MIXED), torch.randn(2, T, DIM, dtype=torch.float64))
-    assert torch.equal(codes(taps, np.int64(-1), np.int64(2)), codes(taps, -1, 2))
-    with refusing("codes: q_index must be an integer in [-8, 8) but is 0.5"):
-        codes(taps, [0.5], [0])  # type: ignore[list-item]
-    with refusing("codes: q_index and k_index must be two integers or two lists of one length, got"):
-        codes(taps, [1], np.int64(2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -10,7 +10,6 @@ from reported import TASK, plain, small, trained, written
 import polyhead as ph
 from polyhead.analysis import look, probe_model, swap_codes, zero_heads
 from polyhead.analysis.probe import draws
-from polyhead.analysis.relations import GroupLook, LayerLook
 from polyhead.pages.report import attention, codes
 from polyhead.tasks import ObjectSorting, RelationalGames, Sraven
 from polyhead.train import load_model
@@ -101,14 +100,6 @@ def test_matrices_of_a_layer_are_those_of_look(tmp_path):
     np.testing.assert_array_equal(panels["symbols"][0][1], layer.groups[1].assignments[:, 0])
     page = written([folder], tmp_path / "r.html")
     assert "Input 2, layer 1: relations." in page.words
-
-
-def test_of_long_inputs_the_end_is_shown():
-    names = tuple(map(str, range(100)))
-    group = GroupLook("softmax", np.arange(10_000.0).reshape(1, 100, 100), None, None)
-    ((_, values, rows, columns),) = attention.matrices(LayerLook("layer 1", names, names, (group,)))["attention"]
-    assert values[-1, -1] == 9999
-    assert rows == columns == names[-attention.MAX_TOKENS :]
 
 
 def test_a_run_without_codes_says_why(tmp_path):

@@ -72,12 +72,6 @@ def test_where_lower_is_better_the_lowest_is_the_best(tmp_path, monkeypatch):
     assert page.cells(f"HYLA over {results.baseline_label(TASK, lowest)}")[1] == wanted
 
 
-def test_scores_on_validation_data_alone_are_in_the_table(tmp_path):
-    page = written([fabricate(tmp_path, run_of("softmax"), {"validation": (0.4, 0.1)})], tmp_path / "r.html")
-    assert "Best on validation data: Softmax (R² 0.40)" in page.words
-    assert page.cells("Softmax")[0] == "0.400 ± 0.100"
-
-
 def test_unfinished_runs_have_curves_and_a_note(tmp_path):
     unfinished = fabricate(tmp_path, run_of("hyla"), None)
     page = written([*folders(tmp_path, {"softmax": [0.7]}), unfinished], tmp_path / "r.html")
@@ -103,8 +97,10 @@ def test_labels_name_heads_and_what_tells_equal_heads_apart(tmp_path):
         fabricate(tmp_path, run_of("hyla", seed=1, lr=3e-3), None),
         fabricate(tmp_path, run_of("linear", heads=mixed), None),
     ]
-    labels = [group.label for group in runs.groups(runs.read(made))]
+    groups = runs.groups(runs.read(made))
+    labels = [group.label for group in groups]
     assert labels == ["HYLA · lr=0.001", "HYLA · lr=0.003", "Softmax 2 + Linear 2"]
+    assert runs.different_settings(groups) == [["train.lr", "0.001", "0.003", "0.001"]]
 
 
 def test_splits_have_the_names_of_the_task_and_the_most_telling_one_is_the_headline(tmp_path):
@@ -117,12 +113,6 @@ def test_splits_have_the_names_of_the_task_and_the_most_telling_one_is_the_headl
     assert " ".join(names) in words
     assert "Best on unseen shapes (hexominoes): Softmax (accuracy 0.60)" in words
     assert runs.in_order(["train", "own", "novel_x", "iid", "novel"]) == ["novel_x", "novel", "own", "iid", "train"]
-
-
-def test_settings_that_differ_beside_the_heads_are_named(tmp_path):
-    made = [fabricate(tmp_path, run, {"iid": (0.5, 0.1)}) for run in (run_of("hyla"), run_of("softmax", lr=3e-3))]
-    page = written(made, tmp_path / "r.html")
-    assert page.cells("train.lr") == ["0.001", "0.003"]
 
 
 # ------------------------------------------------------------------------------------------------------- damaged, odd
