@@ -40,7 +40,7 @@ def test_equal_figures_are_equal_files(tmp_path, ending, start):
 
 def test_the_svg_of_a_page_has_its_text_as_it_is_and_inks_of_the_theme():
     panel = ("<b> $x_1$ 0.123456", np.eye(2), ["$$", "&"], ["\\$", "#24292f"])
-    text = canvas.svg(figures.heat([panel], grouped=False), "one")
+    text = canvas.svg(figures.heat([panel]), "one")
     words = [node.firstChild.data for node in xml.dom.minidom.parseString(text).getElementsByTagName("text")]
     assert {"<b> $x_1$ 0.123456", "$$", "&", "\\$", "#24292f"} <= set(words)
     assert "fill: var(--ink, #24292f)" in text
@@ -137,14 +137,11 @@ def test_a_logarithmic_axis_has_plain_numbers(losses, some):
 
 
 # ----------------------------------------------------------------------------------------------------------- heat, maps
-def test_heat_draws_every_cell_under_its_name_and_parts_the_groups():
+def test_heat_draws_every_cell_under_its_name():
     values = np.array([[0.25, -0.5, np.nan], [0.001, 0.004, -0.001]])
-    groups = ("", np.full((2, 5), 0.25), ["1", "2"], ["sum", "sum", "+1", "+1", "+1"])
-    figure = figures.heat([("HYLA", values, ["layer 1", "layer 2"], ["1", "2", "all"]), groups], label="drop")
-    axes, parted, bar = figure.axes
-    assert list(parted.get_xticks()) == [0.5, 3.0]
-    assert texts(parted.get_xticklabels()) == ["sum", "+1"]
-    assert [line.get_xdata()[0] for line in parted.lines] == [1.5]
+    figure = figures.heat([("HYLA", values, ["layer 1", "layer 2"], ["1", "2", "all"])], label="drop")
+    axes, bar = figure.axes
+    assert texts(axes.get_xticklabels()) == ["1", "2", "all"]
     assert axes.images[0].get_array().filled(-9).tolist() == [[0.25, -0.5, -9], [0.001, 0.004, -0.001]]
     assert (axes.images[0].norm.vmin, axes.images[0].norm.vmax) == (-0.5, 0.5)
     assert texts(axes.get_yticklabels()) == ["layer 1", "layer 2"]

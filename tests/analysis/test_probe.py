@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import itertools
-import pathlib
 from typing import ClassVar
 
 import numpy as np
@@ -12,7 +11,7 @@ import torch
 from refusals import refusing
 
 import polyhead as ph
-from polyhead.analysis import codes, probe as run_probe, probe_layers, probe_model, probe_run, purity, query_codes
+from polyhead.analysis import codes, probe as run_probe, probe_layers, probe_model, purity, query_codes
 from polyhead.analysis.labels import targets, views
 from polyhead.analysis.probe import clusters, draws
 from polyhead.models.build import build
@@ -131,10 +130,9 @@ def small_run(folder: object) -> ph.Run:
     return ph.Run(task=TASK, model=model, train=train, device="cpu", folder=str(folder))
 
 
-def test_probe_run_fits_known_and_scores_unseen_combinations(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ph.train.run(small_run(tmp_path / "run"), progress=False)
+def test_probes_fit_known_and_score_unseen_combinations(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = build(small_run("unused").model)
     drawn, plain = [], FuzzyLogic.sample
 
     def watched(self: FuzzyLogic, split: str, batch_size: int, generator: torch.Generator) -> ph.Batch:
@@ -142,17 +140,16 @@ def test_probe_run_fits_known_and_scores_unseen_combinations(
         return plain(self, split, batch_size, generator)
 
     monkeypatch.setattr(FuzzyLogic, "sample", watched)
-    rows = probe_run(tmp_path / "run", sequences=700, queries=2)
+    rows = probe_model(model, TASK, sequences=700, queries=2)
     once = [("iid", 512), ("iid", 188), ("compositional", 512), ("compositional", 188)]
     assert drawn == [("iid", 2), *once * 4]
     wanted = [(q, i, f"term {k}") for q in ("varies", "alone", "fixed") for i in (0, 1) for k in (1, 2)]
     assert [(row["query"], row["layer"], row["target"]) for row in rows] == wanted
     assert {row["n"] for row in rows} == {700}
-    run, model = ph.train.load_model(tmp_path / "run")
-    alone = dataclasses.replace(run.task, inputs="fixed_context")
-    (two,) = draws(run.task, "iid", 2, seed=0, purpose="queries")
+    alone = dataclasses.replace(TASK, inputs="fixed_context")
+    (two,) = draws(TASK, "iid", 2, seed=0, purpose="queries")
     # By hand, term 2 in the second layer; of fixed queries the mean.
-    for place, task, queries in ((3, run.task, [None]), (7, alone, [None]), (11, run.task, two.inputs[:, -1])):
+    for place, task, queries in ((3, TASK, [None]), (7, alone, [None]), (11, TASK, two.inputs[:, -1])):
         scores = []
         for query in queries:
             parts = [query_codes(model, task, split, 700, query=query) for split in ("iid", "compositional")]
@@ -164,8 +161,8 @@ def test_probe_run_fits_known_and_scores_unseen_combinations(
             assert place != 7 or (first[:, :-1, :-1] == second[:, :-1, :-1]).all()  # one context for both
             assert place != 11 or (first[:, -1] == query).all()
         assert (rows[place]["f1"], rows[place]["chance"]) == pytest.approx(np.mean(scores, axis=0))
-    assert rows == probe_run(tmp_path / "run", sequences=700, queries=2)
-    assert rows != probe_run(tmp_path / "run", sequences=700, queries=2, seed=1)
+    assert rows == probe_model(model, TASK, sequences=700, queries=2)
+    assert rows != probe_model(model, TASK, sequences=700, queries=2, seed=1)
 
 
 def test_each_use_of_a_task_has_a_stream_of_its_own() -> None:

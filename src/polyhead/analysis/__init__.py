@@ -11,7 +11,7 @@ swap_codes(model, task)                            the output with the code of a
 mix_codes(model, task)                             the output with mixtures of both codes
 look(model, batch, sample=0)                       attention, relations and symbols of every layer, for one input
 
-`query_codes`, `probe_model` and `clusters` use the pairs that a task recommends, `probe_run` does so for a run folder.
+`query_codes`, `probe_model` and `clusters` use the pairs that a task recommends.
 `targets` gives a batch's labels, `views` a task's pairs.
 """
 
@@ -19,7 +19,7 @@ from polyhead.analysis.ablate import zero_heads
 from polyhead.analysis.capture import capture, codes
 from polyhead.analysis.geometry import embed, means, purity, similarity
 from polyhead.analysis.labels import targets, views
-from polyhead.analysis.probe import Probe, clusters, probe, probe_layers, probe_model, probe_run, query_codes
+from polyhead.analysis.probe import Probe, clusters, probe, probe_layers, probe_model, query_codes
 from polyhead.analysis.relations import look
 from polyhead.analysis.swap import mix_codes, swap_codes
 from polyhead.analysis.values import ValueNetwork, value_network
@@ -37,7 +37,6 @@ __all__ = [
     "probe",
     "probe_layers",
     "probe_model",
-    "probe_run",
     "purity",
     "query_codes",
     "similarity",

@@ -75,13 +75,7 @@ def _scores(
     return torch.cat(scores).double()
 
 
-def _row(
-    layer: int | None,
-    head: int | None,
-    scores: Tensor,
-    drops: Tensor,
-    amounts: Tensor | None,
-) -> dict[str, Any]:
+def _row(layer: int | None, head: int | None, scores: Tensor, drops: Tensor, amounts: Tensor | None) -> dict[str, Any]:
     score = Score.of(scores, amounts=amounts)
     drop = Score.of(drops, amounts=amounts)
     return {

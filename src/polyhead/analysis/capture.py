@@ -51,10 +51,8 @@ def within(function: str, argument: str, index: SupportsIndex, size: int) -> int
 
 def check_taps(function: str, taps: object) -> None:
     """Raise ValueError unless these are the taps of one layer: not a list of layers, nor the layer itself."""
-    if isinstance(taps, list):
-        raise ValueError(f"{function}: taps must be those of one layer, taps[0], taps[1], ..., got a list")
     if not isinstance(taps, Taps):
-        raise ValueError(f"{function}: taps must be Taps, as layer(x, taps=...) collects, got {type(taps).__name__}")
+        raise ValueError(f"{function}: taps must be those of one layer, such as taps[0], got a {type(taps).__name__}")
 
 
 def capture(model: nn.Module, batch: Batch) -> list[Taps]:

@@ -90,9 +90,7 @@ class Estimate:
 
     def __abs__(self) -> "Estimate":
         """Return the absolute value: all seeds get the sign of the mean."""
-        if self.mean >= 0:
-            return self
-        return -self
+        return self if self.mean >= 0 else -self
 
     def __add__(self, other: "Estimate") -> "Estimate":
         sampling = math.hypot(self.sampling, other.sampling)

@@ -5,9 +5,7 @@ lines(panels)          scores along an axis (examples, heads, steps, ...), with 
 heat(panels)           matrices with named rows and columns: similarities, codes, drops of zeroed heads
 code_maps(panels)      two-dimensional maps of codes
 
-Each returns a matplotlib figure, which a notebook shows by itself.  `save(figure, "a.svg", "a.png")` writes files, and
-`pages.document.figure_as_svg` gives the element of a page.  The functions take measured values, and compute only means
-and standard errors.
+Each returns a matplotlib figure, which a notebook shows by itself.  `save(figure, "a.svg", "a.png")` writes files.
 """
 
 import math
@@ -312,14 +310,12 @@ def heat(
     limits: tuple[Number, Number] | None = None,
     columns: int = 3,
     numbers: bool = True,
-    grouped: bool = True,
 ) -> "Figure":
     """Matrices side by side on one colour scale: (title, values, row names, column names).
 
-    `grouped`: adjacent equal names form a group with one label, and a line separates groups.  NaN is an empty cell.
-    `limits`: default to the range of the values; with both signs, 0 is white and the limits are symmetric.
-    `label`: the name of the scale.  `numbers`: writes the values into matrices of up to 16 by 16.  If all matrices have
-    the same names, the outer ones show them.
+    NaN is an empty cell.  `limits`: default to the range of the values; with both signs, 0 is white and the limits are
+    symmetric.  `label`: the name of the scale.  `numbers`: writes the values into matrices of up to 16 by 16.  If all
+    matrices have the same names, the outer ones show them.
 
     >>> classes, matrix = similarity(codes, labels)
     >>> names = [task.class_name("rule", int(label)) for label in classes]
@@ -334,10 +330,7 @@ def heat(
     low, high = limits or _extent([values for _, values, _, _ in panels])
 
     # A panel is as large as its names need, within bounds.
-    tall = wide = 0
-    for _, _, rows, names in panels:
-        tall = max(tall, len(_name_groups(rows, grouped)))
-        wide = max(wide, len(_name_groups(names, grouped)))
+    tall, wide = np.max([values.shape for _, values, _, _ in panels], axis=0)
     size = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
     count = len(panels)
     shared = len({(tuple(rows), tuple(names)) for _, _, rows, names in panels}) == 1
@@ -353,8 +346,9 @@ def heat(
             vmin=low,
             vmax=high,
         )
-        _name_axis(axes.yaxis, axes.axhline, rows, grouped)
-        _name_axis(axes.xaxis, axes.axvline, names, grouped)
+        axes.set_yticks(range(len(rows)), rows)
+        axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 3 else 0)
+        axes.tick_params(length=0, labelsize=7, labelcolor=INK)
         axes.spines[:].set_visible(False)
         axes.set_facecolor(EMPTY_CELL)  # white would mean 0
         axes.set_title(title, fontsize=9, color=INK)
@@ -375,37 +369,12 @@ def _colour_bar(figure: "Figure", image: Any, axes: "Axes | list[Axes]", fractio
 
 def _extent(matrices: Sequence[Array]) -> tuple[float, float]:
     """The smallest and largest finite value; symmetric about 0 if both signs occur."""
-    finite = np.concatenate([values[np.isfinite(values)].ravel() for values in matrices])
+    finite = np.concatenate([values[np.isfinite(values)] for values in matrices])
     if not len(finite):
         return 0.0, 1.0
     low, high = float(finite.min()), float(finite.max())
-    if low < 0 < high:
-        high = max(-low, high)
-        low = -high
-    return low, high
-
-
-def _name_groups(names: Sequence[str], grouped: bool) -> list[tuple[str, int, int]]:
-    """(name, first index, last index) of each run of equal names."""
-    groups: list[tuple[str, int, int]] = []
-    for i, name in enumerate(names):
-        if grouped and groups and groups[-1][0] == name:
-            groups[-1] = (name, groups[-1][1], i)
-        else:
-            groups.append((name, i, i))
-    return groups
-
-
-def _name_axis(axis: Any, draw_line: Any, names: Sequence[str], grouped: bool) -> None:
-    """One tick per group of equal names, and white lines between groups."""
-    groups = _name_groups(names, grouped)
-    labels, firsts, lasts = zip(*groups, strict=True)
-    axis.set_ticks((np.array(firsts) + lasts) / 2, labels)
-    needs_upright = axis.axis_name == "x" and max(map(len, labels)) > 3
-    axis.set_tick_params(length=0, labelsize=7, labelcolor=INK, rotation=90 if needs_upright else 0)
-    if len(groups) < len(names):
-        for first in firsts[1:]:
-            draw_line(first - 0.5, color="white", lw=1.5)
+    largest = max(-low, high)
+    return (-largest, largest) if low < 0 < high else (low, high)
 
 
 def _write_numbers(axes: "Axes", values: Array, image: Any) -> None:

@@ -89,12 +89,7 @@ def views(task: Task) -> dict[str, tuple[Task, Pairs]]:
     (False, ((-1, 27), (-1, 31)))
     """
     unpermuted = with_field(task, "permuted", False)
-    task_of_view = {}
-    for name, pairs in task.pairs.items():
-        task_of_view[name] = (unpermuted, pairs)
-        if name == "self":
-            task_of_view[name] = (task, pairs)
-    return task_of_view
+    return {name: (task if name == "self" else unpermuted, pairs) for name, pairs in task.pairs.items()}
 
 
 def with_field(task: Task, name: str, value: Any) -> Any:

@@ -3,13 +3,10 @@
 A probe is a logistic regression, one for each layer (Schug et al. 2024, figures 2B and 5F).  It reads the latent code
 of the query attending to itself and predicts a term of the function (fuzzy logic) or the rule (SRAVEN).  It is fitted
 on training tasks and scored by F1 on unseen ones.  The paper leaves averaging, regularisation and scaling open: here F1
-is the macro average, and the classifier is scikit-learn's default (L2 with C = 1) on standardised codes.
-
-The null of a probe is the same probe, fitted on permuted labels.  Random guesses by the labels' frequencies are not a
-valid null: a classifier without information always predicts the most frequent class, and scores lower.
+is the macro average, and the classifier is scikit-learn's default (L2 with C = 1) on standardised codes.  The null of a
+probe is the same probe, fitted on permuted labels.
 """
 
-import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -40,9 +37,8 @@ Labels = Int[Tensor, "..."] | Int[Array, "..."]
 class Probe:
     """The outcome of one probe.
 
-    `f1`: macro F1 on the held-out part, over the classes that occur there.  `chance`: the same score of the same
-    classifier when the labels that it is fitted on are permuted.  `n`: held-out items.  `classes`: the classes averaged
-    over.  `predictions`: the predicted labels of the held-out part, in order.
+    `f1`: macro F1 on the held-out part, over the classes that occur there.  `chance`: the same with permuted labels in
+    the fitting part.  `n`: held-out items.  `classes`: how many.  `predictions`: of the held-out part, in order.
     """
 
     f1: float
@@ -179,10 +175,16 @@ def _with_query(batch: Batch, query: Tensor) -> Batch:
     return replace(batch, inputs=inputs)
 
 
-def probe_run(
-    folder: str | pathlib.Path, *, sequences: int = 4096, queries: int = 3, seed: int = 0, device: Device = "cpu"
+def probe_model(
+    model: nn.Module,
+    task: Task,
+    *,
+    sequences: int = 4096,
+    queries: int = 3,
+    seed: int = 0,
+    device: Device = "cpu",
 ) -> list[Row]:
-    """Probe every layer of a finished run for every part of its tasks.
+    """Probe every layer of a model for every part of its tasks.
 
     Rows are {pairs, layer, target, query, f1, chance, n, classes}.
 
@@ -196,23 +198,8 @@ def probe_run(
     A linear probe finds more at one query than across all.  A task with a single query token (the zeros of SRAVEN) has
     one probe, called "fixed".  `pairs`: the name of a view, see `analysis.views`.  The terms of fuzzy logic are sorted,
     so their priors and possible classes differ: compare each with its own chance level, not with each other.
-    """
-    from polyhead.train import load_model
 
-    run, model = load_model(folder, device=device)
-    return probe_model(model, run.task, sequences=sequences, queries=queries, seed=seed, device=device)
-
-
-def probe_model(
-    model: nn.Module,
-    task: Task,
-    *,
-    sequences: int = 4096,
-    queries: int = 3,
-    seed: int = 0,
-    device: Device = "cpu",
-) -> list[Row]:
-    """`probe_run` for a model in memory.
+    >>> rows = probe_model(model, task, sequences=100, queries=1)
 
     Raises ValueError for a task without unseen combinations, or without a query token, such as images.
     """

@@ -62,63 +62,46 @@ def look(model: nn.Module, batch: Batch, *, sample: int = 0, task: Task | None =
     return [_layer(model, batch, taps, i, task) for i, taps in enumerate(capture(model, batch))]
 
 
-def _inputs(model: nn.Module, *, source: bool) -> object:
-    """The configuration of the inputs of a model, or of its encoder; None if it has none."""
-    settings: object = getattr(model, "config", None)
-    if source:
-        settings = getattr(settings, "encoder", None)
-    return getattr(settings, "inputs", None)
-
-
 def _layer(model: nn.Module, batch: Batch, taps: Taps, number: int, task: Task | None) -> LayerLook:
     stack, _, index = taps.name.rpartition(" ")  # "encoder 0" in an encoder-decoder
     name = f"{stack or 'layer'} {int(index) + 1 if index.isdigit() else number + 1}"
     queries, keys = taps.groups[0].q.shape[1], taps.groups[0].k.shape[1]
-    rows, receivers = _shown(model, batch, queries, task, source=stack == "encoder")
-    columns, senders = _shown(model, batch, keys, task, source=stack in ("encoder", "cross"))
+    rows, receivers = _tokens(model, batch, queries, task, source=stack == "encoder")
+    columns, senders = _tokens(model, batch, keys, task, source=stack in ("encoder", "cross"))
     return LayerLook(name, receivers, senders, tuple(_group(group, rows, columns) for group in taps.groups))
 
 
-def _shown(model: nn.Module, batch: Batch, count: int, task: Task | None, *, source: bool) -> tuple[Array, Names]:
-    """The indices and names of the tokens that are not padding, among the `count` tokens of the input or the source."""
-    real = _real(model, batch, count, source=source)
-    names = _names(model, batch, count, task, source=source)
-    return real, tuple(names[i] for i in real)
+def _tokens(model: nn.Module, batch: Batch, count: int, task: Task | None, *, source: bool) -> tuple[Array, Names]:
+    """The indices and names of the tokens that are not padding, among the `count` tokens of the input or the source.
 
-
-def _names(model: nn.Module, batch: Batch, count: int, task: Task | None, *, source: bool) -> Names:
-    """The names of the `count` tokens of the only sample of `batch`, or of its source.
-
-    These are the task's names, if it has some.  Otherwise integer tokens are their own names, and vectors and patches
-    are numbered from 1.
+    Names are the task's, if it has some.  Otherwise integer tokens are their own names, and vectors and patches are
+    numbered from 1.
     """
+    settings = getattr(model, "config", None)
+    tokens, mask = batch.inputs, batch.mask
+    if source:
+        settings, tokens, mask = getattr(settings, "encoder", None), batch.source, batch.source_mask
+    is_real = np.ones(count, dtype=bool)
+    if mask is not None and mask.shape[1] == count:
+        is_real = as_array(mask)[0].astype(bool)
+    if getattr(settings, "causal", False) and not source and batch.scored.shape[1] == count:
+        scored = np.flatnonzero(as_array(batch.scored)[0])
+        if len(scored):
+            is_real[scored[-1] + 1 :] = False
+    indices = np.flatnonzero(is_real)
+
+    inputs = getattr(settings, "inputs", None)
     numbers = tuple(map(str, range(1, count + 1)))
-    inputs = _inputs(model, source=source)
     names = None
     if task is not None:
         names = task.token_names(batch, source=source)
     if names is None and isinstance(inputs, Tokens):
-        tokens = batch.source if source else batch.inputs
         names = tuple(map(str, as_array(tokens)[0].astype(int).tolist()))
     elif names is None and isinstance(inputs, Patches) and inputs.class_token:
         names = ("class", *numbers[:-1])
     if names is None or len(names) != count:
-        return numbers
-    return names
-
-
-def _real(model: nn.Module, batch: Batch, count: int, *, source: bool) -> Array:
-    """The indices of the tokens that are not padding, among `count`."""
-    mask = batch.source_mask if source else batch.mask
-    real = np.ones(count, dtype=bool)
-    if mask is not None and mask.shape[1] == count:
-        real = as_array(mask)[0].astype(bool)
-    causal = getattr(getattr(model, "config", None), "causal", False)
-    if causal and not source and batch.scored.shape[1] == count:
-        scored = np.flatnonzero(as_array(batch.scored)[0])
-        if len(scored):
-            real[scored[-1] + 1 :] = False
-    return np.flatnonzero(real)
+        names = numbers
+    return indices, tuple(names[i] for i in indices)
 
 
 def _group(group: GroupTaps, rows: Array, columns: Array) -> GroupLook:

@@ -52,7 +52,7 @@ def swap_codes(
     layer: int = -1,
     seed: int = 0,
     device: torch.device | str = "cpu",
-) -> list[dict[str, float | str]]:
+) -> list[dict[str, Any]]:
     """The task's metric against the rule of the sequence itself and against the donor's, one row for each of `CODES`.
 
     Rows are {code, own, donor, own_se, donor_se, n}, all for the same `pairs` pairs of sequences, drawn by
@@ -61,8 +61,7 @@ def swap_codes(
 
     >>> {row["code"]: row["donor"] for row in swap_codes(model, task)}
     """
-    scores = _scores("swap_codes", controls, model, task, split, pairs=pairs, layer=layer, seed=seed, device=device)
-    return [{"code": code, **row} for code, row in scores.items()]
+    return _rows("code", controls, model, task, split, pairs=pairs, layer=layer, seed=seed, device=device)
 
 
 def mix_codes(
@@ -75,7 +74,7 @@ def mix_codes(
     layer: int = -1,
     seed: int = 0,
     device: torch.device | str = "cpu",
-) -> list[dict[str, float]]:
+) -> list[dict[str, Any]]:
     """As `swap_codes`, with mixtures of both codes: a row for each share of the donor's, {share, own, donor, ...}.
 
     The pairs are those of `swap_codes`: a share of 0 is its "own", a share of 1 its "donor".
@@ -89,8 +88,7 @@ def mix_codes(
             codes[share] = list(map(partial(torch.lerp, weight=share), recipient, donor))
         return codes
 
-    scores = _scores("mix_codes", mixtures, model, task, split, pairs=pairs, layer=layer, seed=seed, device=device)
-    return [{"share": share, **row} for share, row in scores.items()]
+    return _rows("share", mixtures, model, task, split, pairs=pairs, layer=layer, seed=seed, device=device)
 
 
 def controls(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict[str, Codes]:
@@ -106,8 +104,8 @@ def controls(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict
 
 
 # -------------------------------------------------------------------------------------------------------------- scores
-def _scores(
-    function: str,
+def _rows(
+    column: str,
     make_codes: MakeCodes,
     model: Transformer,
     task: Task,
@@ -117,8 +115,9 @@ def _scores(
     layer: int,
     seed: int,
     device: torch.device | str,
-) -> dict[Any, dict[str, float]]:
-    """The scores against both rules with each of the codes."""
+) -> list[dict[str, Any]]:
+    """The scores against both rules with each of the codes, whose name or share is in `column`."""
+    function = {"code": "swap_codes", "share": "mix_codes"}[column]
     check_split(task, split)
     check_number(function, "pairs", pairs, 2)
     layer = within(function, "layer", layer, len(model.blocks))
@@ -140,17 +139,12 @@ def _scores(
                 against_own, against_donor = scores.setdefault(name, ([], []))
                 against_own.append(task.metrics(outputs, recipients)[task.metric].cpu())
                 against_donor.append(task.metrics(outputs, donors)[task.metric].cpu())
-    rows = {}
+    rows = []
     for name, (against_own, against_donor) in scores.items():
-        recipient_rule = Score.of(torch.cat(against_own).double())
+        recipient = Score.of(torch.cat(against_own).double())
         donor = Score.of(torch.cat(against_donor).double())
-        rows[name] = {
-            "own": recipient_rule.mean,
-            "donor": donor.mean,
-            "own_se": recipient_rule.standard_error,
-            "donor_se": donor.standard_error,
-            "n": pairs,
-        }
+        errors = {"own_se": recipient.standard_error, "donor_se": donor.standard_error}
+        rows.append({column: name, "own": recipient.mean, "donor": donor.mean, **errors, "n": pairs})
     return rows
 
 

@@ -83,10 +83,10 @@ def probe(run: RunFolder, sequences: int = 4096, seed: int = 0, device: Device =
     from polyhead import analysis, train
     from polyhead.train.device import pick_device
 
-    config = train.read_config(run)
     device_of_run = pick_device(device)
+    config, model = train.load_model(run, device_of_run)
     with train.fast_products(config.fast_products and device_of_run.type == "cpu"):
-        rows = analysis.probe_run(run, sequences=sequences, seed=seed, device=device_of_run)
+        rows = analysis.probe_model(model, config.task, sequences=sequences, seed=seed, device=device_of_run)
     # Layers count from 0 in Python but from 1 for readers.
     rows = [{**row, "layer": row["layer"] + 1} for row in rows]
     emit(lambda: rows, lambda: write_table(f"Probes of the latent code: {config.name}", rows))

@@ -8,6 +8,7 @@ attends to 200 tokens equally gives each 0.005.  For a causal model only the pai
 a mask or a window hides as well are listed beside them: a byte a pair, 1 where it is hidden.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,10 +43,7 @@ class PageContents:
     @property
     def groups(self) -> list[dict[str, Any]]:
         """The groups of heads of all layers."""
-        groups = []
-        for layer in self.layers:
-            groups += layer["groups"]
-        return groups
+        return list(itertools.chain.from_iterable(layer["groups"] for layer in self.layers))
 
     @property
     def facts(self) -> str:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from polyhead.analysis.swap import swap_codes
 from polyhead.config import TransformerConfig
 from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
 from polyhead.pages.report.runs import Entry, SeedGroup, over_seeds
-from polyhead.pages.report.section import Draft, Section, Table, cells_over_seeds, slug, with_error
+from polyhead.pages.report.section import Draft, Section, Table, slug, with_error
 from polyhead.tasks.base import Task
 from polyhead.train import load_model
 
@@ -145,31 +144,27 @@ def code_sections(analyses: Sequence[Analysis], draft: Draft) -> list[Section]:
 
 def _fill_probes(section: Section, analyses: Sequence[Analysis], draft: Draft) -> None:
     """Macro F1 by layer and target: a panel for each target, and a table."""
-    # Panel -> layer -> mechanism -> seed -> score; and what chance gives each network.
-    scores: dict[str, dict[int, dict[str, dict[int, float]]]] = {}
-    chances: dict[tuple[str, int], list[float]] = {}
-    mechanisms: dict[str, None] = {}
-    for analysis in analyses:
-        mechanism = analysis.group.label
-        for row in analysis.probes:
-            panel = f"{row['target']}, pairs {row['pairs']}, {row['query']}"
-            layer = row["layer"] + 1
-            by_mechanism = scores.setdefault(panel, {}).setdefault(layer, {})
-            by_mechanism.setdefault(mechanism, {})[analysis.entry.run.seed] = row["f1"]
-            chances.setdefault((panel, layer), []).append(row["chance"])
-            mechanisms[mechanism] = None
+    import pandas
 
+    mechanisms = list(dict.fromkeys(analysis.group.label for analysis in analyses))
+    scores = pandas.concat(
+        [pandas.DataFrame(analysis.probes).assign(mechanism=analysis.group.label) for analysis in analyses]
+    )
+    scores["layer"] += 1
     panels = []
     table: Table = (["macro F1", *mechanisms, "chance"], [])
-    for panel, by_layer in scores.items():
+    for (target, pairs, query), of_panel in scores.groupby(["target", "pairs", "query"], sort=False):
+        panel = f"{target}, pairs {pairs}, {query}"
+        levels = of_panel.groupby("layer")["chance"].mean().to_dict()
         series: dict[str, dict[figures.Number, list[float]]] = {}
-        levels: dict[figures.Number, float] = {}
-        for layer, by_mechanism in by_layer.items():
-            levels[layer] = fmean(chances[panel, layer])
-            for mechanism, by_seed in by_mechanism.items():
-                series.setdefault(mechanism, {})[layer] = list(by_seed.values())
-            cells = cells_over_seeds(by_mechanism, mechanisms)
-            table[1].append([f"{panel}, layer {layer}", *cells, f"{levels[layer]:.3f}"])
+        for (mechanism, layer), f1 in of_panel.groupby(["mechanism", "layer"], sort=False)["f1"]:
+            series.setdefault(mechanism, {})[layer] = f1.to_list()
+        for layer, chance in levels.items():
+            cells = []
+            for mechanism in mechanisms:
+                of_networks = series.get(mechanism, {}).get(layer, [])
+                cells.append(with_error(over_seeds(dict(enumerate(of_networks)))))
+            table[1].append([f"{panel}, layer {layer}", *cells, f"{chance:.3f}"])
         panels.append((panel, series, {"chance": levels}))
     figure = figures.lines(panels, x_label="layer", y_label="macro F1", limits=(0.0, None))
     section.figures.append(draft.add(section.anchor, figure, "Macro F1 by layer, mean over networks."))
@@ -242,7 +237,7 @@ def _swaps_section(analyses: Sequence[Analysis]) -> Section:
             by_mechanism.setdefault(analysis.group.label, {})[analysis.entry.run.seed] = row["donor"]
     rows = []
     for code, name in CODE_NAMES.items():
-        rows.append([name, *cells_over_seeds(scores[code], scores[code])])
+        rows.append([name, *map(with_error, map(Estimate.of, scores[code].values()))])
     mechanisms = list(scores["donor"])
     section.tables.append((["latent code of the query", *mechanisms], rows))
     differences = {}

@@ -45,14 +45,6 @@ class Results:
         assert score is not None
         return score
 
-    def table_order(self) -> list[SeedGroup]:
-        """All finished groups, best first."""
-        order = self.ranked()
-        for group in self.groups:
-            if group.finished and group not in order:
-                order.append(group)
-        return order
-
     def baseline_order(self) -> list[str]:
         """Baselines and ceiling with a score on the headline's split, best first."""
         names = [name for name, by_split in self.baselines.items() if self.headline in by_split]
@@ -86,7 +78,9 @@ def score_table(results: Results) -> Table:
     task = results.task
     head = ["", *map(task.split_name, results.splits), "trained", "parameters", "seconds"]
     rows = []
-    for group in results.table_order():
+    ranked = results.ranked()
+    unranked = [group for group in results.groups if group.finished and group not in ranked]
+    for group in [*ranked, *unranked]:
         scores = map(with_error, map(group.score, results.splits))
         sizes = [grouped_digits(group.mean("parameters")), grouped_digits(group.mean("seconds"))]
         rows.append([group.label, *scores, networks(len(group.finished)), *sizes])

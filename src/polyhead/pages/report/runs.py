@@ -80,14 +80,9 @@ class SeedGroup:
 
     def mean(self, field: str) -> float | None:
         """The mean over finished runs of a number in result.json."""
-        numbers = []
-        for entry in self.finished:
-            value = finite(getattr(entry.result, field))
-            if value is not None:
-                numbers.append(value)
-        if not numbers:
-            return None
-        return statistics.fmean(numbers)
+        numbers = [finite(getattr(entry.result, field)) for entry in self.finished]
+        known = [number for number in numbers if number is not None]
+        return statistics.fmean(known) if known else None
 
 
 def over_seeds(by_seed: dict[int, float], error: float | None = None) -> Estimate | None:
@@ -284,10 +279,8 @@ def baselines(seed_groups: Sequence[SeedGroup], splits: Sequence[str], sequences
 
     Empty for a task without any.  Each split has sequences of its own, so that their errors are independent.
     """
-    tasks: dict[Task, None] = {}
-    for group in seed_groups:
-        for entry in group.entries:
-            tasks[entry.run.task] = None
+    entries = itertools.chain.from_iterable(group.entries for group in seed_groups)
+    tasks = list(dict.fromkeys(entry.run.task for entry in entries))
     table: dict[str, dict[str, Score]] = {}
     for split in splits:
         scores: dict[str, list[Score]] = {}

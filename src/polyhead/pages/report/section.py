@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +9,6 @@ from markupsafe import Markup
 
 from polyhead.analysis.claims import Estimate
 from polyhead.pages.document import figure_as_svg
-from polyhead.pages.report.runs import over_seeds
 from polyhead.tasks.task import Score
 from polyhead.train.messages import escape, print_notice
 from polyhead.train.progress import wanted
@@ -66,11 +64,6 @@ def with_error(score: Estimate | Score | None) -> str:
     if not math.isfinite(error):
         return number(score.mean)
     return f"{number(score.mean)}\u00a0±\u00a0{number(error)}"
-
-
-def cells_over_seeds(scores: Mapping[str, dict[int, float]], mechanisms: Iterable[str]) -> list[str]:
-    """The mean over networks of each mechanism with its standard error.  `scores`: by mechanism and seed."""
-    return [with_error(over_seeds(scores.get(mechanism, {}))) for mechanism in mechanisms]
 
 
 def grouped_digits(value: float | None) -> str:

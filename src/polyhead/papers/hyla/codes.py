@@ -248,7 +248,7 @@ def picture_of_codes(stem: str, codes: Array, rules: Array, names: list[str]) ->
     for value, name in zip(classes, names, strict=True):
         of_class = np.flatnonzero(rules == value)[:6].tolist()
         sampled += of_class
-        sampled_names += [name] * len(of_class)
+        sampled_names += [name, *[""] * (len(of_class) - 1)]
     panels = [
         ("A: sampled codes", codes[np.array(sampled)], sampled_names, heads),
         ("B: mean codes", mean_codes, names, heads),

@@ -30,7 +30,7 @@ TERMS = ("term 1", "term 2")
 TRAINED, UNTRAINED, PERMUTED = "", figures.UNTRAINED, ", permuted labels"
 KINDS = (TRAINED, UNTRAINED, PERMUTED)
 
-# What tells the probes of a layer apart: see `probe_run`.
+# What tells the probes of a layer apart: see `probe_model`.
 PROBE = ["target", "pairs", "query"]
 # The levels of the index of the scores; a layer is counted from 1.
 LEVELS = [*PROBE, "layer", "model", "kind"]
