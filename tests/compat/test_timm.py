@@ -5,8 +5,6 @@ import timm_like
 import torch
 from torch.testing import assert_close
 
-import polyhead as ph
-
 F64 = torch.float64
 PARTS = {"qkv_bias": True, "qk_norm": True, "scale_norm": True}
 MASK = torch.ones(6, 6, dtype=torch.bool).tril(2)
@@ -20,12 +18,3 @@ def test_with_softmax_heads_the_snippet_computes_what_timm_computes(options):
     timm_like.snippet("softmax_attention")["swap"](attention)
     assert_close(attention(x, **options), expected, rtol=1e-12, atol=1e-12)
     assert list(attention.state_dict()) == keys
-
-
-def test_with_hyla_heads_it_computes_what_our_layer_computes():
-    attention, x = timm_like.Attention(16, 4, qkv_bias=True).to(F64), torch.randn(2, 6, 16, dtype=F64)
-    timm_like.snippet()["swap"](attention)
-    layer = ph.MultiHeadAttention(16, ph.Hyla(4), bias=True, dtype=F64)
-    state = {name.replace("proj", "out"): tensor for name, tensor in attention.state_dict().items()}
-    layer.load_state_dict(state)
-    assert_close(attention(x, attn_mask=MASK), layer(x, mask=MASK), rtol=1e-12, atol=1e-12)

@@ -27,9 +27,3 @@ def test_a_layer_names_cu_seqlens_and_the_drop_in_padding():
 def test_an_op_names_cu_seqlens(op):
     q = nested(2, 4)
     refused(lambda: op(q, q, q), f"^{op.__name__}: q is a nested tensor; .*cu_seqlens$")
-
-
-def test_the_packed_row_is_what_each_sequence_is_alone():
-    layer, first, second = ph.MultiHeadAttention(16, ph.Softmax(4)), torch.randn(1, 3, 16), torch.randn(1, 5, 16)
-    packed = layer(torch.cat((first, second), dim=1), cu_seqlens=torch.tensor([0, 3, 8], dtype=torch.int32))
-    torch.testing.assert_close(packed, torch.cat((layer(first), layer(second)), dim=1))

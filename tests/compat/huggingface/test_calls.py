@@ -5,7 +5,7 @@ import importlib
 import pytest
 import torch
 from refusals import refusing
-from tiny_transformers import COUNT, SMALL, foreign, hf, llama, tokens, transformers
+from tiny_transformers import COUNT, SMALL, foreign, hf, tokens, transformers
 from torch import nn
 
 HF_BERT = {key: value for key, value in SMALL.items() if key not in ("num_key_value_heads", "eos_token_id")}
@@ -73,7 +73,10 @@ class Silent(nn.Module):
 
 def test_verify_refuses_a_layer_that_computes_attention_itself():
     """A Llama's class says that it uses the interface, but one of its layers does not."""
-    model = foreign("polyhead_hyla")
+    model, before = foreign("polyhead_hyla"), torch.get_rng_state()
+    assert list(hf.verify(model.train()).values()) == ["polyhead_hyla"] * 2
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
     model.model.layers[1].self_attn.__class__ = type("SilentAttention", (Silent,), {})
     with refusing("model.layers.1.self_attn (SilentAttention) must call 'polyhead_hyla' but computes it itself"):
         hf.verify(model)
@@ -81,11 +84,3 @@ def test_verify_refuses_a_layer_that_computes_attention_itself():
         layer.self_attn.__class__ = type("Mixer", (Silent,), {})
     with refusing("polyhead: LlamaForCausalLM has 'polyhead_hyla' but none of its layers calls it"):
         hf.verify(model)
-
-
-def test_verify_changes_no_mode_and_no_random_state():
-    model, before = llama().train(), torch.get_rng_state()
-    assert list(hf.verify(model).values()) == ["its own"] * 2
-    assert model.training
-    assert torch.equal(torch.get_rng_state(), before)
-    assert not any(module._forward_hooks for module in model.modules())

@@ -131,9 +131,3 @@ def test_options_that_would_be_ignored_are_refused():
     counted = torch.tensor([[0, 1, 2, 0, 1, 2]])
     packed = model(ids, position_ids=counted, cu_seq_lens_q=edges, use_cache=False).logits
     assert_close(packed, torch.cat((model(ids[:, :3]).logits, model(ids[:, 3:]).logits), 1))
-
-
-def test_names_that_stand_for_no_heads():
-    for ask in (foreign, foreign().set_attn_implementation):
-        with pytest.raises(ValueError, match="polyhead_relational"):
-            ask("polyhead_relational")

@@ -142,7 +142,6 @@ def test_inputs_that_are_refused():
     for given, line in (
         ({"past_key_values": transformers.DynamicCache()}, "the cache must be a PolyheadCache but is a DynamicCache"),
         ({"attention_mask": torch.ones(1, 4)}, "attention_mask must be (b s) = (1, 3), the tokens before included, bu"),
-        ({"token_type_ids": ids}, "PolyheadForCausalLM: it takes no argument token_type_ids"),
     ):
         with refusing(line):
             model(ids, **given)

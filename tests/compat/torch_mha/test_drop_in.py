@@ -145,6 +145,15 @@ def test_dropout_is_of_the_code_and_is_returned():
     assert_close(y, ours.out_proj(read.flatten(2)), **EXACT)
 
 
+def test_a_learned_mask_of_zeros_has_its_gradient():
+    slopes = []
+    for module in pair():
+        bias = torch.zeros(S, S, dtype=F64, requires_grad=True)
+        x = torch.linspace(-1, 1, B * S * DIM, dtype=F64).reshape(B, S, DIM)
+        slopes += torch.autograd.grad(module(x, x, x, attn_mask=bias)[0].sin().sum(), bias)
+    assert_close(*slopes, **NEAR)
+
+
 @pytest.mark.parametrize("name", ["key_padding_mask", "attn_mask"])
 def test_nan_in_a_mask_is_not_lost(name):
     theirs, ours = pair()
