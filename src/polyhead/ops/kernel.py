@@ -25,12 +25,13 @@ Gradients = dict[str, Tensor]
 REQUIRED = ("q", "k", "v")
 """Tensors that every call has."""
 
-OPTIONS = ("causal", "window", "scale", "normalise", "act", "impl")
+OPTIONS = ("causal", "window", "scale", "normalise", "act", "impl", "pool", "network", "softcap")
 """The options of every kernel."""
 
-OPTION_SCHEMA = 'bool causal, SymInt? window=None, float scale, str normalise, str act, str impl="auto"'
-
-POOLING_OPTIONS, POOLING_SCHEMA = ("pool", "network"), "str pool, str network"
+OPTION_SCHEMA = (
+    'bool causal, SymInt? window=None, float scale, str normalise, str act, str impl="auto", '
+    'str pool="", str network="", float? softcap=None'
+)
 
 
 # --------------------------------------------------------------------------------------- which derivatives are required
@@ -116,17 +117,10 @@ class Kernel:
         row = mechanism(self.op)
         names = (*row.tensors, *row.optional, *row.torch_only)
         learned = {"v" if name == "symbols" else name for name in names}
-        # PyTorch takes time for every argument in a schema, so a kernel has only those of its mechanism.
+        # PyTorch takes time for every tensor in a schema, so a kernel has only those of its mechanism.
         self.tensor_names = tuple(name for name in TENSORS if name in learned or name in LIMITS)
-        self.option_names: tuple[str, ...] = OPTIONS
         tensors = ", ".join(f"Tensor{'' if name in REQUIRED else '?'} {name}" for name in self.tensor_names)
         self.schema = f"{tensors}, *, {OPTION_SCHEMA}"
-        if "pool" in row.options:
-            self.option_names = OPTIONS + POOLING_OPTIONS
-            self.schema += f", {POOLING_SCHEMA}"
-        if "softcap" in row.torch_only:
-            self.option_names += ("softcap",)
-            self.schema += ", float? softcap=None"
         self.custom_op = _register(self)
 
     @property
@@ -142,7 +136,7 @@ class Kernel:
     def arguments(self, call: AttentionCall) -> tuple[list[Tensor | None], dict[str, Any]]:
         """The call as the arguments of the custom op: its tensors in order, and the options."""
         tensors: list[Tensor | None] = [getattr(call, name) for name in self.tensor_names]
-        options = {name: getattr(call, name) for name in self.option_names}
+        options = {name: getattr(call, name) for name in OPTIONS}
         options["scale"] = call.score_scale
         return tensors, options
 

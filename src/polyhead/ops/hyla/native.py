@@ -12,6 +12,7 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.kernel import Gradients, Outputs, unsupported_by_kernels
 from polyhead.ops.native import library
+from polyhead.ops.native.check import seeded_randn
 from polyhead.ops.native.structs import (
     BACKWARD,
     FEW_QUERIES,
@@ -151,11 +152,7 @@ def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
 
 def examples() -> list[AttentionCall]:
     """Calls for the check of native code (native/check.py), in float64."""
-    generator = torch.Generator().manual_seed(0)
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
+    randn = seeded_randn()
     # 8 heads have specialised code, 6 heads in 3 groups have not; 37, 18 and 33 rows fill no tile.
     q8, k8, v8 = randn(3, 1, 37, 8, 5)
     q6, k6, v6 = randn(2, 18, 6, 3), randn(2, 33, 3, 3), randn(2, 33, 3, 17)

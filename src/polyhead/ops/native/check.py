@@ -1,5 +1,6 @@
 """Check of native code against the reference: small calls of each op, forward and backward."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,6 +24,11 @@ class OpCheck:
     native: Attention
     reference: Attention
     examples: Callable[[], list[AttentionCall]]
+
+
+def seeded_randn() -> Callable[..., Tensor]:
+    """`torch.randn` of float64 from a generator of its own, whose numbers are the same in every process."""
+    return functools.partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 CHECKS: dict[str, list[OpCheck]] = {}

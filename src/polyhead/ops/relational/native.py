@@ -12,6 +12,7 @@ from torch import Tensor
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.kernel import Outputs, unsupported_by_kernels
 from polyhead.ops.native import library
+from polyhead.ops.native.check import seeded_randn
 from polyhead.ops.native.structs import FEW_QUERIES
 
 MIN_PAIRS = 1 << 16
@@ -47,11 +48,7 @@ def combine(call: AttentionCall, outputs: Outputs) -> Tensor:
 
 def examples() -> list[AttentionCall]:
     """Calls for the check of native code: partial tiles, symbols by key and by offset, all kinds of masks."""
-    generator = torch.Generator().manual_seed(0)
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
+    randn = seeded_randn()
     # 18 queries, 33 keys, 6 heads in 3 groups, 5 relations.
     q, k, weight = randn(2, 18, 6, 3), randn(2, 33, 3, 3), randn(6, 7, 5)
     q_rel, k_rel = randn(2, 18, 5, 2), randn(2, 33, 5, 2)
@@ -65,15 +62,8 @@ def examples() -> list[AttentionCall]:
 
     # One tensor in two places: its gradient is a sum.
     x, x_rel = randn(1, 37, 6, 5), randn(1, 37, 5, 6)
+    v, bias_by_offset = randn(1, 37, 6, 7), randn(6, 73)
     symmetric = AttentionCall(
-        x,
-        x,
-        randn(1, 37, 6, 7),
-        randn(6, 73),
-        causal=True,
-        act="relu",
-        q_rel=x_rel,
-        k_rel=x_rel,
-        relation_weight=weight,
+        x, x, v, bias_by_offset, causal=True, act="relu", q_rel=x_rel, k_rel=x_rel, relation_weight=weight
     )
     return [by_key, by_offset, symmetric]

@@ -4,11 +4,11 @@ Vaswani et al. 2017, eq. 1.
 """
 
 import torch
-from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.kernel import unsupported_by_kernels
 from polyhead.ops.native import library
+from polyhead.ops.native.check import seeded_randn
 from polyhead.ops.native.structs import FEW_QUERIES
 from polyhead.ops.softmax.reference import unsupported_extras
 
@@ -39,15 +39,6 @@ def is_preferred(call: AttentionCall) -> bool:
 
 def examples() -> list[AttentionCall]:
     """Calls for the check of native code; those of relational attention run the same code with all kinds of masks."""
-    generator = torch.Generator().manual_seed(0)
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, dtype=torch.float64)
-
-    q, k, v, bias = randn(2, 37, 4, 3), randn(2, 41, 2, 3), randn(2, 41, 2, 7), randn(4, 77)
-    cu_seqlens = torch.tensor([0, 9, 9, 30], dtype=torch.int32)
-    return [
-        AttentionCall(q, k, v, bias, causal=True),
-        AttentionCall(q[:1], q[:1], q[:1], cu_seqlens=cu_seqlens),
-        AttentionCall(q[:, :5], k, v, window=9),
-    ]
+    randn = seeded_randn()
+    q, v, cu_seqlens = randn(1, 37, 4, 3), randn(1, 37, 2, 7), torch.tensor([0, 9, 9, 30], dtype=torch.int32)
+    return [AttentionCall(q, q[:, :, :2], v, randn(4, 73), causal=True, cu_seqlens=cu_seqlens)]

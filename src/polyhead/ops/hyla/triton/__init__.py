@@ -39,19 +39,13 @@ LARGEST_HEADS = {2: (64, 2048), 4: (32, 1024), 8: (16, 256)}
 """Bytes of a number -> the most heads, and the most heads x width of queries; both are padded to powers of two >=
 16."""
 
-SMALL_ROW, LARGE_MEMORY = 1024, 160 << 10
-"""Bytes of a padded row of queries that fit on every GPU, and the bytes of shared memory that longer rows need."""
-
-TF32_MEMORY = {1024: 112 << 10, 2048: 180 << 10, 4096: 208 << 10}
-"""Largest bytes of a padded row of queries in tf32 -> the bytes of shared memory that it needs."""
-
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the kernels do not take a call, as a part of a sentence, or None."""
     for reason in (unsupported_device(call), unsupported_options(call), unsupported_by_kernels(call)):
         if reason is not None:
             return reason
-    return unsupported_size(call.q, shared_memory(call.q.device))
+    return unsupported_size(call.q)
 
 
 def is_preferred(call: AttentionCall) -> bool:
@@ -88,23 +82,15 @@ def unsupported_options(call: AttentionCall) -> str | None:
     return unsupported_mask(call)
 
 
-def unsupported_size(q: torch.Tensor, shared: int) -> str | None:
-    """Why queries do not fit on a GPU with `shared` bytes of shared memory per program, or None."""
+def unsupported_size(q: torch.Tensor) -> str | None:
+    """Why queries have too many heads or too wide ones, or None.  A card may have too little memory for fewer: its
+    first launch finds that (first_use.py)."""
     heads, width = (max(16, 1 << (size - 1).bit_length()) for size in q.shape[2:])  # padded, as in a program
     max_heads, max_numbers = LARGEST_HEADS[q.itemsize]
-    size = f"{q.shape[2]} x {q.shape[3]}"
-    if heads > max_heads or heads * width > max_numbers:
-        return f"takes at most {max_heads} heads and heads x width up to {max_numbers} (padded, {q.dtype}), not {size}"
-    row = heads * width * q.itemsize
-    card = f"on a card with {shared >> 10} KB of shared memory"
-    if q.dtype == torch.float32 and is_tf32():
-        needed = min(memory for limit, memory in TF32_MEMORY.items() if row <= limit)
-        if shared < needed:
-            return f"takes no {size} in tf32 {card}"
+    if heads <= max_heads and heads * width <= max_numbers:
         return None
-    if row > SMALL_ROW and shared < LARGE_MEMORY:
-        return f"takes heads x width up to {SMALL_ROW // q.itemsize} {card}, not {size} (padded, {q.dtype})"
-    return None
+    limits = f"at most {max_heads} heads and heads x width up to {max_numbers} (padded, {q.dtype})"
+    return f"takes {limits}, not {q.shape[2]} x {q.shape[3]}"
 
 
 def is_tf32() -> bool:
