@@ -16,10 +16,9 @@ SPLITS = ("train", "validation", "compositional")
 
 
 # -------------------------------------------------------------------------------------------------------------- sorting
-@pytest.mark.parametrize("objects", ["product", "random"])
 @pytest.mark.parametrize("split", ["train", "validation", "iid"])
-def test_targets_sort_the_vectors_that_are_read(objects, split):
-    task = ObjectSorting(objects, length=6, examples=40)
+def test_targets_sort_the_vectors_that_are_read(split):
+    task = ObjectSorting(length=6, examples=40)
     batch = task.batch(split, 30, seed=1, step=2)
     vectors = task.vectors()
     assert batch.source.shape == (30, 6, task.source.size)
@@ -38,8 +37,6 @@ def test_products_are_ordered_by_their_first_part():
     for i, j in itertools.combinations(range(48), 2):
         assert torch.equal(vectors[i, :4], vectors[j, :4]) == (i // 12 == j // 12)
         assert torch.equal(vectors[i, 4:], vectors[j, 4:]) == (i % 12 == j % 12)
-    assert ObjectSorting("random").vectors().shape == (64, 8)
-    assert abs(ObjectSorting("random").vectors().std() - 1) < 0.1
     assert not torch.equal(vectors, ObjectSorting(split_seed=1).vectors())
 
 
@@ -48,9 +45,9 @@ def sequences(batch):
 
 
 def test_splits_share_no_sequence_and_training_is_a_set_of_so_many():
-    task = ObjectSorting("random", length=2, examples=2000)  # of 4032
+    task = ObjectSorting(length=2, examples=1100)  # of 2256
     train = set().union(*(sequences(task.batch("train", 3000, seed=s, step=0)) for s in range(9)))
-    assert len(train) == 2000
+    assert len(train) == 1100
     assert any((b, a) in train for a, b in train)  # another order is another sequence
     for split in task.splits[1:]:
         assert not train & sequences(task.batch(split, 300, seed=0, step=0))

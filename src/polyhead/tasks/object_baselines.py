@@ -5,8 +5,7 @@ Pairwise order.  `known_pairs` knows the training pairs and their reverses, and 
 
     share_i = (first_i + 1) / (pairs_i + 2)            class 1 if share_i > share_j, a guess if they are equal
 
-The shares follow the order, except for the choice of training pairs.  A score that is not above this baseline needs
-only one number per object, and no comparison of pairs.
+A score that is not above it needs only one number per object, and no comparison of pairs.
 
 Sorting.  `known_objects` sorts by the mean place of each object in the training sequences that contain it, or the
 middle place if none does.  All orders of m tied objects are equally likely: 1 / m!.  A noisy vector counts as the
@@ -15,8 +14,7 @@ nearest object.
 SET.  Each pair of cards completes to exactly one set, so two sets never share a pair.  `known_pairs` counts k, the
 number of the three pairs of a triple that occur in training sets.  Its answer is the majority class of the training
 triples with this k, without counting a triple's own pairs; it guesses if there are none or the classes tie.  A share
-p = s / 1080 of all pairs is in the s training sets.  An unseen set has k = 0, another triple with probability of about
-(1 - p)^3.  So k = 0 means set, and the score is 0.5 + 0.5 (1 - (1 - p)^3).
+p of all pairs is in training sets: it scores 0.5 + 0.5 (1 - (1 - p)^3).
 
 Relational games.  `known_pairs` remembers the classes of the training images in which a pair of objects occurred, in
 any cells.  n_c(a, b) counts how often a and b occur together in a training image of class c; the evidence of all pairs
@@ -25,8 +23,7 @@ of an image is added as if they were independent:
     evidence = Σ_{pairs of cells} log (n_1(a, b) + 1) / (n_0(a, b) + 1)        class 1 where it is above 0, 0 below
 
 Without evidence it answers the majority class of the training images that have no evidence from the other training
-images (leave one out); it guesses on a tie.  Of n training images of `same` with m objects it knows a share of
-1 - (1 - 1/m)^(n/2) of class 1, and answers 0 for everything else.  So it scores 0.5 + 0.5 share.
+images (leave one out); it guesses on a tie.
 """
 
 import torch

@@ -29,9 +29,8 @@ from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.object_baselines import KNOWN_OBJECTS, ascending, mean_places, nearest
 from polyhead.tasks.task import Score, advance, check_baselines, check_draw, check_logits, fork, right_tokens, seeded
 
-COUNTS = {"product": 48, "random": 64}
-WIDTHS = {"product": 12, "random": 8}
 ATTRIBUTES = ((4, 4), (12, 8))  # count and width of values: the first decides, the second breaks ties
+COUNT, WIDTH = 48, 12  # of objects, and of their vectors
 
 
 @dataclass(frozen=True)
@@ -42,8 +41,10 @@ class ObjectSorting(Task):
         validation, iid    fresh sequences, none of them in the training set
         novel              fresh sequences, with noise N(0, noise^2) added to each vector
 
-    objects: "product": all concatenations of one of 4 vectors `N(0, I_4)` and one of 12 vectors `N(0, I_8)`, ordered by
-        the first and then by the second; "random": 64 vectors `N(0, I_8)`.  The vectors also depend on `split_seed`.
+    Objects are all concatenations of one of 4 vectors `N(0, I_4)` and one of 12 vectors `N(0, I_8)`, ordered by the
+    first and then by the second.  The vectors also depend on `split_seed`.
+
+    objects: a part of the configurations of kept runs, without an effect.
 
     >>> batch = ObjectSorting(length=4).batch("iid", 2, seed=0, step=0)
     >>> batch.source.shape, batch.inputs.shape, batch.targets.shape
@@ -52,8 +53,8 @@ class ObjectSorting(Task):
     Latents: `objects` (b t), the place of each object in the order.
     """
 
-    objects: Annotated[str, choice(COUNTS)] = "product"
-    length: Annotated[int, Meta(ge=2)] = 10
+    objects: Annotated[str, choice(("product",))] = "product"
+    length: Annotated[int, Meta(ge=2, le=COUNT)] = 10
     examples: Count = 1000
     noise: Amount = 0.1
     split_seed: Index = 0
@@ -70,11 +71,7 @@ class ObjectSorting(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.length > COUNTS[self.objects]:
-            raise ValueError(
-                f"ObjectSorting: length must be at most {COUNTS[self.objects]} (objects) but is {self.length}"
-            )
-        half = math.perm(COUNTS[self.objects], self.length) // 2
+        half = math.perm(COUNT, self.length) // 2
         if self.examples > half:
             raise ValueError(
                 f"ObjectSorting: examples must be at most {half} (half of all sequences) but is {self.examples}"
@@ -86,11 +83,11 @@ class ObjectSorting(Task):
 
     @property
     def source(self) -> Vectors:
-        return Vectors(WIDTHS[self.objects])
+        return Vectors(WIDTH)
 
     def vectors(self) -> Float[Tensor, "n c"]:
         """The objects (n c), smallest first."""
-        return _vectors(self.objects, self.split_seed, torch.device("cpu")).clone()
+        return _vectors(self.split_seed, torch.device("cpu")).clone()
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
         """A batch on the generator's device: source (b t c), inputs and targets (b t)."""
@@ -103,7 +100,7 @@ class ObjectSorting(Task):
             objects = pool[picks(len(pool), batch_size, draws)]
         else:
             objects = unseen(_drawer(self, draws), torch.arange(batch_size, device=device), pool)
-        source = _vectors(self.objects, self.split_seed, device)[objects]
+        source = _vectors(self.split_seed, device)[objects]
         if split == "novel":
             noise = torch.randn(source.shape, generator=draws, device=device, dtype=torch.float32)
             source = source + self.noise * noise
@@ -140,7 +137,7 @@ class ObjectSorting(Task):
         """Share of whole orders right: exact for guessing, and of learners without relations (object_baselines.py)."""
         check_baselines(self, split, sequences)
         batch = self.batch(split, sequences, seed=seed, step=0)
-        means = mean_places(_pool(self, torch.device("cpu")), COUNTS[self.objects])
+        means = mean_places(_pool(self, torch.device("cpu")), COUNT)
         objects = nearest(batch.source, self.vectors())  # type: ignore[arg-type]
         in_order = objects.take_along_dim(batch.targets, dim=1)
         return {
@@ -156,12 +153,9 @@ def ranks(objects: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
 
 
 @functools.lru_cache(maxsize=16)
-def _vectors(objects: str, seed: int, device: torch.device) -> Tensor:
+def _vectors(seed: int, device: torch.device) -> Tensor:
     """The objects (n c), smallest first."""
-    generator = seeded(seed, f"object_sorting/{objects}/vectors")
-    if objects == "random":
-        shape = (COUNTS["random"], WIDTHS["random"])
-        return torch.randn(shape, generator=generator, dtype=torch.float32).to(device)
+    generator = seeded(seed, "object_sorting/product/vectors")
     first = torch.randn(ATTRIBUTES[0], generator=generator, dtype=torch.float32)
     second = torch.randn(ATTRIBUTES[1], generator=generator, dtype=torch.float32)
     rows = torch.cartesian_prod(torch.arange(len(first)), torch.arange(len(second)))
@@ -177,5 +171,4 @@ def _pool(task: ObjectSorting, device: torch.device) -> Tensor:
 
 def _drawer(task: ObjectSorting, generator: torch.Generator) -> Draw:
     """The function that draws sequences of distinct objects; they have no kinds."""
-    count = COUNTS[task.objects]
-    return lambda kinds: distinct(len(kinds), task.length, count, generator)
+    return lambda kinds: distinct(len(kinds), task.length, COUNT, generator)

@@ -51,8 +51,8 @@ def baselines(
 ) -> dict[str, Score]:
     """R² of every baseline and of the ceiling on `split`, over `sequences` sequences of stream `seed`.
 
-    `batch_size`: the batch size of the evaluation, to score the same sequences.
-    Raises ValueError for an unknown split, and if a short context leaves too many functions to enumerate.
+    `batch_size`: that of the evaluation, to score the same sequences.  Raises ValueError if a short context leaves too
+    many functions to enumerate.
     """
 
     def score(batch: Batch) -> dict[str, Tensor]:

@@ -35,8 +35,6 @@ def ambiguity(task: Sraven, instances: int = 4096, *, split: str = "train", seed
     """Fractions of ambiguous instances of `split` (Table A2), and the accuracy of the Bayes-optimal solver.
 
     Returns `code` and `text` (see above), and `bayes`.
-
-    Raises ValueError for an unknown split, no instances, or too many correspondences to search.
     """
     check_split(task, split)
     check_size(task)

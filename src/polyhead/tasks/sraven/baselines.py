@@ -26,10 +26,7 @@ CHUNK = 500  # sequences at once
 
 
 def baselines(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-    """Accuracy on `split` of every baseline and of the ceiling, over `sequences` sequences of stream `seed`.
-
-    Raises ValueError for an unknown split, or no sequences.
-    """
+    """Accuracy on `split` of every baseline and of the ceiling, over `sequences` sequences of stream `seed`."""
 
     def score(batch: Batch) -> dict[str, Tensor]:
         panels = batch.latents["panels"]

@@ -1,20 +1,13 @@
 """The number of SRAVEN tasks and instances (Schug et al. 2024, figure A9), by the paper's formula and exact.
 
-The paper multiplies the multisets of M rules out of R = 8 by "unique permutations" of the G columns:
+    tasks         C(R + M - 1, M) · ((M!)^(G-1) - M)          M features, R = 8 rules, G columns
+    tasks         R^M · (M!)^(G-1)                            exact
+    instances     (sum_r N_r)^M · (M!)^(G-1)                  exact; rule r has N_r grids of one feature
 
-    C(R + M - 1, M) · ((M!)^(G-1) - M)
-
-Its "- M" has no explanation: one feature would have 0 tasks.  The product also counts multisets and permutations
-independently, but a permutation decides which feature has which rule.  The exact number of distinguishable tasks is
-
-    R^M · (M!)^(G-1)
-
-Name the features by their slots in the first column: each has one of R rules, and every other column has its own
-order.
-
-An instance is a set of panels together with its task.  Under rule r one feature has N_r grids (`feature_grids`).  The
-paper's figure has no formula; `paper` is the sum over multisets of the products of N_r, times its number of
-permutations.  The exact number is (sum_r N_r)^M · (M!)^(G-1).
+The paper's "- M" has no explanation: one feature would have 0 tasks.  It also counts multisets and permutations
+independently, but a permutation decides which feature has which rule.  Name the features by their slots in the first
+column: each has one of R rules, and every other column has its own order.  For instances the paper gives no formula;
+`paper` is the sum over multisets of the products of N_r, times its number of permutations.
 """
 
 import math

@@ -38,10 +38,7 @@ CHECKED = 1 << 16  # characters by which a tokenizer from a file is checked
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """Which text to tokenise, and how: fields of `Text`, the codec unless it is to be trained, and the files.
-
-    The files are as they were when a task first read them: text that is edited is what the next task reads.
-    """
+    """Fields of `Text`, the codec unless it is to be trained, and the files as a task first found them."""
 
     data: str
     tokenizer: str
@@ -61,8 +58,7 @@ class Request:
 
     def pieces(self) -> Iterator[Piece]:
         """The text.  Raises ValueError if it cannot be read."""
-        if self.data.startswith("hub:"):
-            assert self.limit is not None
+        if self.limit is not None:
             return sources.read_hub(self.data.removeprefix("hub:"), self.held_out, self.limit, self.column)
         return sources.read_files(self.files, self.held_out)
 
@@ -83,10 +79,7 @@ class Corpus:
 
 @functools.lru_cache(maxsize=8)
 def open_corpus(request: Request, folder: pathlib.Path) -> Corpus:
-    """The corpus for `request`, tokenised if it does not exist yet.
-
-    Raises ValueError if the text or the tokenizer is not there, the folder not writable, or a corpus damaged.
-    """
+    """The corpus for `request`, tokenised if it does not exist yet.  Raises ValueError for one that is damaged."""
     path = request.path(folder)
     try:
         if not path.exists():

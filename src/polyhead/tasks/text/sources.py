@@ -65,10 +65,7 @@ def hash_fraction(name: str) -> float:
 
 # ---------------------------------------------------------------------------------------------------------------- files
 def list_files(data: str, ignored_folder: pathlib.Path) -> tuple[File, ...]:
-    """The files that `data` describes, by name, without empty ones and those in `ignored_folder`.
-
-    Raises ValueError if there is no text.
-    """
+    """The files that `data` describes, by name, without empty ones and those in `ignored_folder`."""
     root = pathlib.Path(data).absolute()
     if data == "stdlib":
         root = pathlib.Path(sysconfig.get_path("stdlib"))
@@ -108,17 +105,19 @@ def _walk(root: pathlib.Path, suffixes: Collection[str], excluded: Sequence[str]
 
 def read_files(files: Sequence[File], held_out: float) -> Iterator[Piece]:
     """The text of the files, in order, in pieces of one split."""
-    for (file, start, stop), split, ends in split_files(files, held_out):
+    blocks = split_files(files, held_out)
+    documents = [(file, split) for (file, _, _), split in blocks]  # a document ends where either changes
+    for ((file, start, stop), split), following in zip(blocks, [*documents[1:], None], strict=True):
         with file.path.open("rb") as handle:
             handle.seek(start)
             data = handle.read(stop - start)
         if len(data) != stop - start:
             raise ValueError(f"Text: {file.path} became shorter while it was read")
-        yield Piece(split, data, ends, str(file.path))
+        yield Piece(split, data, (file, split) != following, str(file.path))
 
 
-def split_files(files: Sequence[File], held_out: float) -> list[tuple[Block, str, bool]]:
-    """The blocks of the files, each with its split and whether its document ends with it."""
+def split_files(files: Sequence[File], held_out: float) -> list[tuple[Block, str]]:
+    """The blocks of the files, each with its split."""
     quota = held_out * sum(file.size for file in files)
     split_of_file = _assign({file.name: file.size for file in files}, quota)
     sizes = dict.fromkeys(SPLITS, 0)
@@ -136,12 +135,7 @@ def split_files(files: Sequence[File], held_out: float) -> list[tuple[Block, str
     else:
         size_of_block = {f"{file.name}/{start}": stop - start for file, start, stop in blocks}
         splits = list(_assign(size_of_block, quota).values())
-    # A document ends where the file or the split changes.
-    pieces = []
-    for i, (block, split) in enumerate(zip(blocks, splits, strict=True)):
-        ends = i + 1 == len(blocks) or (blocks[i + 1][0], splits[i + 1]) != (block[0], split)
-        pieces.append((block, split, ends))
-    return pieces
+    return list(zip(blocks, splits, strict=True))
 
 
 def _assign(sizes: Mapping[str, int], quota: float) -> dict[str, str]:
@@ -176,10 +170,7 @@ def _cut(file: File, size: int) -> list[Block]:
 
 # ------------------------------------------------------------------------------------------------------------------ hub
 def read_hub(name: str, held_out: float, limit: int, column: str) -> Iterator[Piece]:
-    """The first documents of a data set of the Hub, streamed, up to `limit` bytes; `name` is OWNER/NAME[/CONFIG].
-
-    Raises ValueError without a network, and for a row whose `column` is no text.
-    """
+    """The first documents of a data set of the Hub, streamed, up to `limit` bytes; `name` is OWNER/NAME[/CONFIG]."""
     with optional(f"Text: data='hub:{name}'", "polyhead[text]"):
         import datasets  # type: ignore[import-not-found,unused-ignore]
     owner, data_set, *config = name.split("/", 2)

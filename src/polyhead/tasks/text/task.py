@@ -63,11 +63,6 @@ class Text(Task):
     The windows of a held-out split score each token but the first once, in a shuffled order that is the same for every
     seed.  Scores are comparable only with the same `fingerprint`: another Python version has another standard library.
 
-    >>> task = Text(length=8)
-    >>> batch = task.batch("train", 2, seed=0, step=0)
-    >>> torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
-    True
-
     Raises ValueError for invalid settings, and for text that is missing when it is read.
     """
 
@@ -201,8 +196,6 @@ class Text(Task):
             size = (scored.sum(dim=1) * corpus.rate(split)).float()
         # A copy: noise is added to inputs in place, and the targets must stay as they are.
         batch = Batch(tokens[:, :-1].clone(), tokens[:, 1:], None, scored, {"bytes": size})
-        if device.type == "cuda":  # copy asynchronously
-            return batch.map(torch.Tensor.pin_memory).to(device, non_blocking=True)
         return batch.to(device)
 
     # ----------------------------------------------------------------------------------------------------------- scores
@@ -233,17 +226,12 @@ class Text(Task):
         return {"perplexity": math.exp(min(scores["loss"], 700.0))}
 
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Bits per byte of compressors on the first `sequences` sequences of `split`, in the order of the text.
-
-        They compress what the tokens say, have not seen the training text, and count each byte as models do.
-        """
+        """Bits per byte of compressors on the first `sequences` sequences of `split`, in the order of the text."""
         check_baselines(self, split, sequences)
         tokens = np.array(self._tokens(split)[1 : sequences * self.length + 1])
-        codec = self.codec()
-        if isinstance(codec, Bytes):
-            data = tokens.tobytes()
-        else:
-            data = codec.decode(tokens.tolist()).encode()
+        data = tokens.tobytes()
+        if not isinstance(self.codec(), Bytes):
+            data = self.codec().decode(tokens.tolist()).encode()
         size = self._corpus().rate(split) * len(tokens)  # longer than `data` if the tokenizer loses some
         return {
             "zlib": Score(8 * len(zlib.compress(data, 9)) / size, 0.0, 1),

@@ -1,10 +1,7 @@
 """Codecs between text and tokens: bytes, or a tokenizer of the library `tokenizers`.
 
->>> codec = Bytes()
->>> codec.encode("né")
-[110, 195, 169]
->>> codec.decode([110, 195, 169]), codec.decode([110, 195])  # an incomplete character
-('né', 'n�')
+>>> Bytes().encode("né"), Bytes().decode([110, 195])  # an incomplete character
+([110, 195, 169], 'n�')
 """
 
 import functools
@@ -87,10 +84,7 @@ class Bytes:
 
 
 class Subwords:
-    """A tokenizer of the library `tokenizers`, from the text of a tokenizer.json.
-
-    `name` names it in errors, by default its file.  Raises ValueError for a text that the library cannot read.
-    """
+    """A tokenizer of the library `tokenizers`, from the text of a tokenizer.json; `name` is for errors."""
 
     def __init__(self, text: str, name: str = FILE) -> None:
         with optional(f"Text: {name}", "polyhead[text]"):
@@ -159,10 +153,7 @@ def check(tokenizer: str) -> None:
 
 
 def existing(tokenizer: str) -> Codec | None:
-    """The codec that `tokenizer` names, or None if it must be trained.
-
-    Raises ValueError for a missing file or library, and for a name of the Hub without a network.
-    """
+    """The codec that `tokenizer` names, or None if it must be trained.  Raises ValueError if it is not there."""
     kind, _, name = tokenizer.partition(":")
     if tokenizer == "bytes":
         return Bytes()
@@ -191,10 +182,7 @@ def read(path: str | os.PathLike[str]) -> Codec:
 
 
 def train(texts: Iterable[str], count: int) -> Subwords:
-    """A byte-level BPE of `count` tokens: <|endoftext|> is 0, then the 256 bytes, then merges.
-
-    It depends only on the texts.  Raises ValueError if the text is too short for `count` tokens.
-    """
+    """A byte-level BPE of `count` tokens, a function of the texts: <|endoftext|> is 0, then the bytes, then merges."""
     with optional(f"Text: tokenizer='bpe:{count}'", "polyhead[text]"):
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     tokenizer = Tokenizer(models.BPE())
