@@ -5,10 +5,13 @@ import os
 import sys
 import types
 
+import numpy as np
 import pytest
 from refusals import refused
 from texts import all_documents, documents, task_of
 
+from polyhead.tasks import RelationalGames
+from polyhead.tasks.relational_games import original
 from polyhead.tasks.text import tokens
 
 
@@ -76,3 +79,14 @@ def test_a_million_blanks_are_encoded():
     pytest.importorskip("tokenizers")
     codec = tokens.Subwords(tokens.Bytes().to_json())
     assert codec.encode(" " * 1_000_000) == [32] * 1_000_000
+
+
+# ------------------------------------------------------------------------------------------------------------ npz files
+def test_an_npz_that_unpacks_to_gigabytes_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
+    images, labels = np.zeros((1000, 36, 36, 3), np.uint8), np.zeros(1000, np.uint8)
+    np.savez_compressed(tmp_path / "same_pentos.npz", images=images, labels=labels)
+    monkeypatch.setattr(original, "LARGEST", 1 << 20)  # these images are four times as large
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *args, **options: pytest.fail("it was unpacked"))
+    task = RelationalGames("same", data="original", folder=str(tmp_path))
+    text = r"^RelationalGames: .*same_pentos\.npz unpacks to 3 MB; at most 1 are read$"
+    refused(lambda: task.batch("train", 1, seed=0, step=0), text)

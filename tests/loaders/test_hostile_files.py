@@ -17,6 +17,8 @@ import polyhead as ph
 from polyhead.cli.dispatch import main
 from polyhead.papers import reproduce as reproduce_module
 from polyhead.tasks.images import data as images_data
+from polyhead.tasks.maths import text as maths_text
+from polyhead.tasks.relational_games import original as games_original
 from polyhead.tasks.text import tokens as text_tokens
 from polyhead.train import load_model, read_config
 from polyhead.train.store.checkpoint import read_checkpoint
@@ -64,7 +66,8 @@ def verb(*words):
     return call
 
 
-BATCH = "cifar-10-batches-bin/test_batch.bin"
+PAIRS, BATCH = "same_pentos.npz", "cifar-10-batches-bin/test_batch.bin"
+QUESTIONS = "questions/train-easy/arithmetic__add_or_sub.txt"
 READERS = [
     ("run/config.json", "read_config", lambda root: read_config(root / "run")),
     ("mine.yaml", "train", verb("train", "F/mine.yaml")),
@@ -76,7 +79,9 @@ READERS = [
     ("run/data.json", "codec_of", lambda root: text_tokens.codec_of(read_config(root / "run"), root / "run")),
     ("package/config.json", "from_folder", lambda root: ph.compat.dual_attention.from_folder(root / "package")),
     ("package/model.safetensors", "from_folder", lambda root: ph.compat.dual_attention.from_folder(root / "package")),
+    (PAIRS, "original", lambda root: games_original.load(str(root), "same", "pentominoes")),
     (BATCH, "cifar", lambda root: images_data.cifar("cifar10", str(root), is_test=True)),
+    (QUESTIONS, "questions", lambda root: list(maths_text._file(root / QUESTIONS, (160, 30)))),
     ("results.json", "reproduce", lambda root: reproduce_module.check(root / "results.json")),
 ]
 
@@ -99,6 +104,8 @@ def test_a_pickle_by_any_name_is_refused(name, read, folder):
     for guise, data in guises(marker).items():
         path.unlink(missing_ok=True)
         path.write_bytes(data)
+        if name.endswith(".txt") and guise.startswith(("yaml", "pickle 0")):
+            continue  # these are plain text, as it should be
         with pytest.raises(ValueError, match=LINE):
             read(folder)
         assert not marker.exists(), guise
@@ -163,7 +170,7 @@ def test_aliases_that_stand_for_billions_of_values(text, tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     for read in (read_config, lambda path: verb("sweep", "F/mine.yaml", "--status")(path.parent)):
-        with pytest.raises(ValueError, match=r"\A[^\n]*(more than|unknown field|nested too deeply)[^\n]*\Z"):
+        with pytest.raises(ValueError, match=r"\A[^\n]*(aliases are not read|unknown field|nested too deeply)[^\n]*\Z"):
             read(path)
 
 

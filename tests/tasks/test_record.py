@@ -10,6 +10,22 @@ from refusals import refusing
 from polyhead import tasks
 
 
+def maths(folder, changed):
+    for part in ("train-easy", "interpolate"):
+        (folder / part).mkdir(parents=True)
+        lines = [line for n in range(30) for line in (f"What is {n}?", str(n + (changed and part == "train-easy")))]
+        (folder / part / "numbers__gcd.txt").write_text("\n".join(lines[: 20 if part == "interpolate" else 60]) + "\n")
+    return tasks.Maths("numbers__gcd", "easy", data="original", folder=str(folder))
+
+
+def games(folder, changed):
+    folder.mkdir()
+    images = np.zeros((40, 36, 36, 3), dtype=np.uint8)
+    images[:, 0, 0, 0] = np.arange(40) + changed
+    np.savez(folder / "same_pentos.npz", images=images, labels=np.arange(40) % 2)
+    return tasks.RelationalGames("same", examples=10, data="original", folder=str(folder))
+
+
 def cifar(folder, changed):
     folder.mkdir()
     for i, name in enumerate((*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")):
@@ -18,10 +34,11 @@ def cifar(folder, changed):
     return tasks.Images("cifar10", folder=str(folder))
 
 
-def test_a_run_on_files_does_not_resume_with_others(tmp_path):
+@pytest.mark.parametrize("make", [maths, games, cifar])
+def test_a_run_on_files_does_not_resume_with_others(make, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    task, same, other = (cifar(tmp_path / name, changed) for name, changed in (("a", 0), ("b", 0), ("c", 1)))
+    task, same, other = (make(tmp_path / name, changed) for name, changed in (("a", 0), ("b", 0), ("c", 1)))
     task.keep(run)
     kept = json.loads((run / "data.json").read_bytes())
     same.keep(run)  # the folder may move
@@ -36,8 +53,9 @@ def test_a_run_on_files_does_not_resume_with_others(tmp_path):
         task.keep(run)
 
 
-def test_a_relative_folder_is_that_of_the_working_directory(tmp_path, monkeypatch):
-    task, splits = replace(cifar(tmp_path / "a", 0), folder="."), ("train", "validation", "iid")
+@pytest.mark.parametrize("make", [maths, games, cifar])
+def test_a_relative_folder_is_that_of_the_working_directory(make, tmp_path, monkeypatch):
+    task, splits = replace(make(tmp_path / "a", 0), folder="."), ("train", "validation", "iid")
     monkeypatch.chdir(tmp_path / "a")
     for split in splits:
         task.batch(split, 4, seed=0, step=0)
@@ -47,7 +65,7 @@ def test_a_relative_folder_is_that_of_the_working_directory(tmp_path, monkeypatc
             task.batch(split, 4, seed=0, step=0)
 
 
-def test_a_run_on_generated_data_keeps_nothing(tmp_path):
-    for task in (tasks.Maths(), tasks.RelationalGames(), tasks.Images()):
-        task.keep(tmp_path)
+@pytest.mark.parametrize("task", [tasks.Maths(), tasks.RelationalGames(), tasks.Images()])
+def test_a_run_on_generated_data_keeps_nothing(task, tmp_path):
+    task.keep(tmp_path)
     assert not list(tmp_path.iterdir())

@@ -4,9 +4,11 @@
     inputs    <start> 5                             (b t) the answer so far
     targets   5 <end>                               (b t) the next character of the answer
 
-modules.py makes questions of five modules.
+modules.py makes questions of five modules.  text.py reads the published files.
 """
 
+import functools
+import os
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -19,11 +21,12 @@ from torch.nn import functional as F
 from polyhead.config import Logits, Tokens, non_semantic
 from polyhead.config.checked import Count, choice
 from polyhead.spec.shapes import one_of, shaped
+from polyhead.tasks import record
 from polyhead.tasks.base import Batch, Task, Words
 from polyhead.tasks.maths import text as maths_text
 from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, TRIES, Level, StableRandom, question
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY, Pair
-from polyhead.tasks.task import advance, check_draw, check_logits, check_split, fork, token_guesses
+from polyhead.tasks.task import advance, check_draw, check_logits, check_split, fork, located, token_guesses
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,10 @@ class Maths(Task):
 
     difficulty: "easy", "medium", "hard", or "mixed": a third of each, as in the papers.
     question, answer: most characters of each; longer ones are replaced.  They fix the shapes of all batches.
-    data, pool, folder: parts of the configurations of kept runs, without an effect.
+    data: "generated" uses our generators.  "original" reads the published files in `folder`: train from
+        `train-easy/MODULE.txt` etc., iid from `interpolate`, novel from `extrapolate` (only for modules with a file
+        there; none of our five has one).
+    pool: a part of the configurations of kept runs, without an effect.
 
     >>> task = Maths("calculus__differentiate", "easy")
     >>> print(*task.texts(task.batch("train", 1, seed=0, step=0))[0])
@@ -51,13 +57,12 @@ class Maths(Task):
     difficulty: Annotated[str, choice((*DIFFICULTIES, "mixed"))] = "easy"
     question: Count = 160
     answer: Count = 30
-    data: Annotated[str, choice(("generated",))] = "generated"
+    data: Annotated[str, choice(("generated", "original"))] = "generated"
     pool: Annotated[int, Meta(ge=0, le=0)] = 0
     folder: str = non_semantic("mathematics_dataset")
 
     name: ClassVar[str] = "maths"
     source: ClassVar[Tokens] = Tokens(VOCABULARY)
-    splits: ClassVar[tuple[str, ...]] = ("train", "validation", "iid", "compositional", "novel")
     ends: ClassVar[tuple[Tokens, Logits]] = (Tokens(VOCABULARY), Logits(VOCABULARY))
     metric: ClassVar[str] = "exact_match"
     items: ClassVar[str] = "questions"
@@ -69,7 +74,17 @@ class Maths(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        one_of("Maths", "module", self.module, MODULES)
+        if self.data == "generated":
+            one_of("Maths", "module", self.module, MODULES)
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        splits = ("train", "validation", "iid")
+        if self.data == "generated":
+            return (*splits, "compositional", "novel")
+        if self.module in maths_text.SUFFIXES:
+            return (*splits, "novel")
+        return splits
 
     @property
     def source_length(self) -> int:
@@ -83,8 +98,7 @@ class Maths(Task):
     def levels(self, split: str) -> tuple[Level, ...]:
         """The levels of the generated questions of `split`; extrapolation exceeds the hardest training level."""
         check_split(self, split)
-        difficulties = DIFFICULTIES if self.difficulty == "mixed" else (self.difficulty,)
-        levels = [LEVELS[self.module][difficulty] for difficulty in difficulties]
+        levels = [LEVELS[self.module][level] for level in maths_text.levels(self.difficulty)]
         if split == "compositional":
             return (levels[-1].longer(),)
         if split == "novel":
@@ -97,10 +111,15 @@ class Maths(Task):
         check_draw(self, split, batch_size)
         device = generator.device
         draws = fork(generator, f"{self.name}/{split}/questions")
-        pairs = _draw(self, split, batch_size, draws.initial_seed())
+        if self.data == "generated":
+            pairs = _draw(self, split, batch_size, draws.initial_seed())
+            questions, answers = maths_text.tokens(pairs, (self.question, self.answer))
+        else:
+            questions, answers = _published(self, split, device, located(self.folder))
+            rows = torch.randint(len(questions), (batch_size,), generator=draws, device=device)
+            questions, answers = questions[rows], answers[rows]
         advance(generator)
-        questions = maths_text.encode([question for question, _ in pairs], self.question).to(device).long()
-        answers = maths_text.encode([answer for _, answer in pairs], self.answer).to(device).long()
+        questions, answers = questions.to(device).long(), answers.to(device).long()
         lengths = (answers != PAD).sum(dim=1)
         inputs = F.pad(answers, (1, 0), value=START)
         targets = F.pad(answers, (0, 1), value=PAD).scatter(1, lengths[:, None], END)
@@ -120,6 +139,12 @@ class Maths(Task):
     def class_name(self, target: str, label: int) -> str:
         (name,) = maths_text.characters([label])
         return {"␣": " ", "end": "", "-": "−"}.get(name, name)
+
+    def keep(self, folder: str | os.PathLike[str]) -> None:
+        """Write data.json with a fingerprint of the training questions, unless they are generated."""
+        if self.data != "generated":
+            fingerprint = record.fingerprint(_published(self, "train", torch.device("cpu"), located(self.folder)))
+            record.keep("Maths", folder, f"{self.module} ({self.data})", fingerprint)
 
     @shaped
     def loss(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> Float[Tensor, ""]:
@@ -169,3 +194,14 @@ def _draw(task: Maths, split: str, count: int, seed: int) -> list[Pair]:
             questions.append(pair)
             level = None
     return questions
+
+
+@functools.lru_cache(maxsize=8)
+def _published(task: Maths, split: str, device: torch.device, folder: str) -> tuple[Tensor, Tensor]:
+    """The published questions of a split and their answers, as tokens (uint8)."""
+    check_split(task, split)
+    pairs = maths_text.from_files(folder, task.module, task.difficulty, (task.question, task.answer))[split]
+    if not pairs:
+        raise ValueError(f"Maths: no question of {task.module} is left for {split!r}; give more questions")
+    questions, answers = maths_text.tokens(pairs, (task.question, task.answer))
+    return questions.to(device), answers.to(device)

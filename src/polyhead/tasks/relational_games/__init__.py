@@ -1,1 +1,1 @@
-"""Relational games: the task and its shapes."""
+"""Relational games: the task, its shapes, the published files (original.py), its baselines."""

@@ -21,6 +21,7 @@ Half of all images have class 1.  Objects that the rule does not compare carry n
 
 import functools
 import itertools
+import os
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -30,12 +31,14 @@ from torch import Tensor
 
 from polyhead.config import Classes, Patches, non_semantic
 from polyhead.config.checked import Index, choice
+from polyhead.tasks import record
 from polyhead.tasks.base import Batch, Words
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.object_baselines import KNOWN_PAIRS, grid_pairs
+from polyhead.tasks.relational_games import original
 from polyhead.tasks.relational_games.shapes import COLOURS, count, draw
-from polyhead.tasks.task import Score, advance, check_draw, fork, seeded
+from polyhead.tasks.task import Score, advance, check_draw, fork, located, seeded
 
 GAMES = ("same", "occurs", "xoccurs", "between", "match_pattern")
 SHAPES_OF = {
@@ -62,7 +65,8 @@ class RelationalGames(Classification):
         validation, iid    fresh images of pentominoes, none of them in the training set
         novel              hexominoes and stripes in turn; `novel_hexominoes` and `novel_stripes` have one kind alone
 
-    data, folder: parts of the configurations of kept runs, without an effect.
+    data: "generated", or "original": the published npz files in `folder` (see original.py).  Their only ground truth is
+        the class, so `latents` is empty; the images of pentominoes are divided among the splits.
 
     >>> RelationalGames("between").batch("novel", 8, seed=0, step=0).inputs.shape
     torch.Size([8, 3, 36, 36])
@@ -71,9 +75,9 @@ class RelationalGames(Classification):
     """
 
     game: Annotated[str, choice(GAMES)] = "same"
-    examples: Annotated[int, Meta(ge=2, le=LARGEST_EXAMPLES)] = 1000
+    examples: Annotated[int, Meta(ge=2)] = 1000
     split_seed: Index = 0
-    data: Annotated[str, choice(("generated",))] = "generated"
+    data: Annotated[str, choice(("generated", "original"))] = "generated"
     folder: str = non_semantic("relational_games")
 
     name: ClassVar[str] = "relational_games"
@@ -91,6 +95,11 @@ class RelationalGames(Classification):
         baselines={"chance": CHANCE, "known_pairs": KNOWN_PAIRS},
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.data == "generated" and self.examples > LARGEST_EXAMPLES:
+            raise ValueError(f"RelationalGames: examples must be at most {LARGEST_EXAMPLES} but is {self.examples}")
+
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
         """A batch on the generator's device: inputs (b 3 36 36) in [0, 1], targets (b 1)."""
         check_draw(self, split, batch_size)
@@ -100,6 +109,8 @@ class RelationalGames(Classification):
         sets = SHAPES_OF[split]
         if batch_size < len(sets) and start % 2:  # a single image is of either set
             sets = sets[::-1]
+        if self.data == "original":
+            return self._original(split, sets, batch_size, draws)
         if split == "train":
             grids, labels = _pool(self, draws.device)
             rows = picks(len(labels), batch_size, draws)
@@ -119,8 +130,10 @@ class RelationalGames(Classification):
         return ANSWERS[label]
 
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Scores of guessing, exact, and of a learner without relations (object_baselines.py)."""
+        """Scores of guessing, exact; for generated images also of a learner without relations (object_baselines.py)."""
         table = super().baselines(split, sequences=sequences)
+        if self.data == "original":
+            return table
         grids, labels = _pool(self, torch.device("cpu"))
         batch = self.batch(split, sequences, seed=seed, step=0)
         shapes = batch.latents["shapes"]
@@ -148,6 +161,29 @@ class RelationalGames(Classification):
             return draw_grids(kinds), kinds % 2
         training_grids, _ = _pool(self, kinds.device)
         return unseen(draw_grids, kinds, training_grids), kinds % 2
+
+    def keep(self, folder: str | os.PathLike[str]) -> None:
+        """Write data.json with a fingerprint of the published pentominoes, unless the images are generated."""
+        if self.data == "original":
+            fingerprint = record.fingerprint(original.load(located(self.folder), self.game, "pentominoes"))
+            record.keep("RelationalGames", folder, original.file_of(self.game, "pentominoes"), fingerprint)
+
+    def _original(self, split: str, sets: tuple[str, ...], batch_size: int, generator: torch.Generator) -> Batch:
+        """A batch of the published images, on the generator's device."""
+        device = generator.device
+        folder = located(self.folder)
+        images = torch.empty(batch_size, 3, 36, 36, dtype=torch.uint8, device=device)
+        labels = torch.empty(batch_size, dtype=torch.long, device=device)
+        for i, shapes in enumerate(sets):
+            pixels, classes = original.load(folder, self.game, shapes)
+            indices = torch.arange(len(classes))
+            if shapes == "pentominoes":
+                indices = original.rows(folder, self.game, split, self.examples, self.split_seed)
+            count = len(labels[i :: len(sets)])
+            rows = indices[picks(len(indices), count, generator).cpu()]
+            images[i :: len(sets)] = pixels[rows].to(device)
+            labels[i :: len(sets)] = classes[rows].to(device)
+        return batch_of(images.float() / 255, labels, {})
 
 
 def _drawer(game: str, shapes: str, generator: torch.Generator) -> Draw:
