@@ -49,5 +49,5 @@ def test_a_result_that_lacks_what_is_asked_is_one_line(study_of):
         with pytest.raises(ValueError, match=rf"result\.json: no r2 on {split}, so it is not of this version"):
             bare.score(split)
     (point.result.folder / "metrics.jsonl").write_text("")
-    with pytest.raises(ValueError, match=r"metrics\.jsonl: no row of training"):
+    with pytest.raises(ValueError, match=r"no training loss during training is kept; train this run again"):
         point.course("training loss")

@@ -18,7 +18,7 @@ from polyhead.scale.sweep import Failure
 from polyhead.spec.optional import optional
 from polyhead.tasks.record import RECORD
 from polyhead.train import Result
-from polyhead.train.store.folder import METRICS, RESULT, read_metrics
+from polyhead.train.store.folder import RESULT, read_metrics
 
 if TYPE_CHECKING:
     from pandas import Series
@@ -125,15 +125,14 @@ class FinishedRun:
     def course(self, split: str, metric: str | None = None) -> dict[int, float]:
         """The scores on `split` during training, by optimiser step; for `TRAINING_LOSS` the last one."""
         name = metric or self.run.task.metric
-        if self.courses is None:
-            courses: Mapping[str, Mapping[int, float]] = self.read_courses(name)
-            problem = f"{self.result.folder / METRICS}: no row of {split}; delete the folder to train again"
-        else:
-            courses = self.courses
+        courses = self.courses
+        if courses is None:
+            courses = self.read_courses(name)
+        elif name != self.run.task.metric:
+            courses = {}
+        if split not in courses:
             words = split if split == TRAINING_LOSS else f"{name} on {split}"
-            problem = f"{self.run.name}: no {words} during training is kept"
-        if split not in courses or (self.courses is not None and name != self.run.task.metric):
-            raise ValueError(problem)
+            raise ValueError(f"{self.result.folder}: no {words} during training is kept; train this run again")
         return dict(courses[split])
 
     def read_courses(self, metric: str) -> dict[str, dict[int, float]]:

@@ -5,11 +5,12 @@ from dataclasses import replace
 from functools import partial
 
 from polyhead.analysis import figures
-from polyhead.analysis.claims import Estimate, Verdict, above, constant
+from polyhead.analysis.claims import Estimate, Scores, Verdict, above, constant
 from polyhead.config import Rotary, Run
+from polyhead.papers import outcome
 from polyhead.papers.language.models import LANGUAGE, ROWS, SMOKE, SMOKE_PAIRS, LanguageScale, label
-from polyhead.papers.language.shared import GB, LIBRARY, compared, course, lower, notes_of, one_text, table
-from polyhead.papers.outcome import Cells, Figure, FigureOutcome, Panel, Picture, scores_of, seed_caption
+from polyhead.papers.language.shared import GB, LIBRARY, compared, cost, course, one_text
+from polyhead.papers.outcome import Cells, Figure, FigureOutcome, Panel, Picture, Rows, scores_of
 from polyhead.papers.sizes import size
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
@@ -85,12 +86,16 @@ def single(row: str) -> Callable[[], Run]:
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
-# Cells by model -> verdicts.
-Claim = Callable[[Cells], list[Verdict]]
-
 COMPRESSED_TOKENS = 1 << 24  # most tokens to compress
 # Bits per byte that minutes on a CPU should reach; single runs have errors over sequences.
 ENOUGH = 2.2
+
+
+def lower(claim: str, scores: Scores, first: str, second: str) -> list[Verdict]:
+    """Return the claim that `first` has a lower score than `second`; none if one of them was not run."""
+    if first not in scores or second not in scores:
+        return []
+    return [above(claim, {f"{label(second)} − {label(first)}": scores[second] - scores[first]})]
 
 
 def bytes_claims(cells: Cells) -> list[Verdict]:
@@ -137,7 +142,7 @@ def baselines(study: Study) -> dict[str, float]:
     return {name: score.mean for name, score in task.baselines("iid", sequences=sequences).items()}
 
 
-def curves(study: Study, claim: Claim) -> FigureOutcome:
+def curves(study: Study, claim: Callable[[Cells], list[Verdict]]) -> FigureOutcome:
     """Draws bits per byte by number of tokens, a line per kind of heads, with zlib, and a table of final scores."""
     cells = study.cells("model")
     is_same, text = one_text(study)
@@ -145,19 +150,38 @@ def curves(study: Study, claim: Claim) -> FigureOutcome:
     by_label = {label(model): course(cell) for model, cell in cells.items()}
     panel: Panel = ("", by_label, {"zlib": levels["zlib"]} if levels else {})
     figure = figures.lines([panel], x_label="million tokens", y_label="bits per byte", log_x=True)
-    caption = f"Bits per byte on validation text in the course of training; {seed_caption(cells)}."
+    caption = f"Bits per byte on validation text in the course of training; {outcome.seed_caption(cells)}."
     compressors = "The text on this machine is not that of the runs: there are no baselines."
     if levels:
         sizes = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())
         compressors = f"Bits per byte of the same held-out text by what trains no network: {sizes}."
-    rows, numbers = table(cells, "model", label)
+    rows, numbers = table(cells)
     return FigureOutcome(
         pictures=[Picture(study.figure, caption, figure)],
         table=rows,
         verdicts=claim(cells) if is_same else (),
-        notes=notes_of(cells, set(cells.index), text, compressors),
+        notes=[text, compressors, *outcome.choices(ROWS, cells.index), outcome.settings_note(cells)],
         numbers=numbers,
     )
+
+
+# Title, split and metric of a column of the table.
+MEASURED = (
+    ("bits per byte, validation", "validation", None),
+    ("bits per byte, iid", "iid", None),
+    ("perplexity, iid", "iid", "perplexity"),
+    ("accuracy, iid", "iid", "accuracy"),
+)
+
+
+def table(cells: Cells) -> Rows:
+    """Return a row per model, with its final scores, size and time."""
+    rows = []
+    numbers = {}
+    for model, cell in cells.items():
+        texts, numbers[model] = outcome.score_row(cell, MEASURED)
+        rows.append({"model": label(model), **texts, **cost(cell)})
+    return rows, numbers
 
 
 _TPU = "72-100 hours on 16 TPU v5e"

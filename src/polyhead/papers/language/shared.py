@@ -1,4 +1,4 @@
-"""Common parts of the language-model figures: runs, their text, and tables of final scores.
+"""Common parts of the language-model figures: runs, their text, size and cost.
 
 Compared models see the same tokens in the same order and have as many parameters as softmax heads, within 1 %.  Scores
 are bits per byte: lower is better.  Scores are compared only if all runs read the same text, because Python versions
@@ -7,14 +7,11 @@ cannot be tested.
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from polyhead.analysis.claims import Scores, Verdict, above
 from polyhead.config import Run, SymbolicAttention
-from polyhead.papers.language.models import ROWS, LanguageScale, label, model
-from polyhead.papers.outcome import Rows, choices, condition_text, score_row, settings_note
+from polyhead.papers.language.models import LanguageScale, model
 from polyhead.papers.sizes import training
 from polyhead.papers.study import Cell, Study
 from polyhead.tasks import Text
@@ -38,13 +35,6 @@ def compared(name: str, rows: Sequence[str], shape: LanguageScale, *, matched: b
         settings = model(row, shape, matched=matched)
         runs.append(Run(name=f"{name}-{row}-{seed}", task=shape.task, model=settings, train=train, seed=seed))
     return tuple(runs)
-
-
-def lower(claim: str, scores: Scores, first: str, second: str) -> list[Verdict]:
-    """Return the claim that `first` has a lower score than `second`; none if one of them was not run."""
-    if first not in scores or second not in scores:
-        return []
-    return [above(claim, {f"{label(second)} − {label(first)}": scores[second] - scores[first]})]
 
 
 # --------------------------------------------------------------------------------------------------------------- text
@@ -85,30 +75,6 @@ def course(cell: Cell, metric: str | None = None) -> dict[float, list[float]]:
     """Scores of a cell's seeds on validation text, by millions of training tokens."""
     size = update_tokens(cell.points[0].run)
     return {step * size / 1e6: values for step, values in cell.course("validation", metric).items()}
-
-
-# Title, split and metric of a column of the table.
-MEASURED = (
-    ("bits per byte, validation", "validation", None),
-    ("bits per byte, iid", "iid", None),
-    ("perplexity, iid", "iid", "perplexity"),
-    ("accuracy, iid", "iid", "accuracy"),
-)
-
-
-def table(cells: Mapping[Any, Cell], axis: str, name: Callable[[Any], str]) -> Rows:
-    """Return a row per cell, with its final score, size and time; `name`: of a condition, in the column `axis`."""
-    rows = []
-    numbers = {}
-    for condition, cell in cells.items():
-        texts, numbers[condition_text(condition)] = score_row(cell, MEASURED)
-        rows.append({axis: name(condition), **texts, **cost(cell)})
-    return rows, numbers
-
-
-def notes_of(cells: Iterable[Cell], models: Collection[str], *notes: str) -> list[str]:
-    """Return `notes`, our choices for the models where the papers are silent, and the settings."""
-    return [*notes, *choices(ROWS, models), settings_note(cells)]
 
 
 def cost(cell: Cell) -> dict[str, str]:
