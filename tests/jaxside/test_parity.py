@@ -238,7 +238,10 @@ def test_a_mean_over_keys_is_finite_where_their_sum_is_not(network):
     assert (y == 40).all()
 
 
+LOOK = np.arange(33)[:, None] != np.full(33, 2)
 HALF = {
+    "softmax": lambda q, k, v: jaxside.softmax_attention(q, k, v, mask=LOOK),
+    "hyla": lambda q, k, v: jaxside.hyla(q, k, v, mask=LOOK, impl="blocked"),
     # Rms over one head keeps the sign of a score, also of one near 0; 8 ** -0.5 is no number of bfloat16.
     "scale, reference": lambda q, k, v: jaxside.hyla(q[:, :, :1], k[:, :, :1], v[:, :, :1], impl="reference"),
     "scale, blocked": lambda q, k, v: jaxside.hyla(q[:, :, :1], k[:, :, :1], v[:, :, :1], impl="blocked"),
@@ -256,3 +259,8 @@ def test_half_precision_rounds_neither_queries_nor_large_relations(name):
     came, wanted = (HALF[name](*exact.astype(dtype)) for dtype in ("bfloat16", "float32"))
     assert came.dtype == "bfloat16"
     assert abs(came.astype("float32") - wanted).max() < 0.01 * abs(wanted).max()
+    if name in ("softmax", "hyla"):
+        slope = jax.grad(lambda q: HALF[name](q, *exact[1:]).astype("float32").sum())(exact[0])
+        assert jnp.isfinite(slope).all()
+        assert not came[:, 2].any()
+        assert not slope[:, 2].any()

@@ -41,53 +41,48 @@ def test_unknown_names_are_one_line():
         resolve("hylla")
 
 
-def test_auto_takes_what_a_backend_refuses():
-    keep = torch.ones(1, 1, 5, 5)
-    assert chosen("softmax", keep=keep) == "reference"
-    assert chosen("linear", keep=keep, normalise="identity") == "reference"
-    assert chosen("linear", normalise="softmax") == "reference"
-    long = {"t": 512, "s": 512}
-    assert chosen("relational", sizes=long, act="softmax") == "reference"
-    assert chosen("relational", sizes=long, act="relu", relations=(3, 1)) == ("native" if READY else "blocked")
-    assert chosen("abstractor", act="relu") == "reference"
+KEEP = {"keep": torch.ones(1, 1, 1, 1)}
+LONG, ONE = {"t": 512, "s": 512}, {"t": 1, "s": 2048}
+CHOICES = [
+    # what a backend refuses
+    ("softmax", {}, KEEP, "reference"),
+    ("linear", {}, KEEP | {"normalise": "identity"}, "reference"),
+    ("linear", {}, {"normalise": "softmax"}, "reference"),
+    ("relational", LONG, {"act": "softmax"}, "reference"),
+    ("abstractor", {}, {"act": "relu"}, "reference"),
+    # what was measured to be faster
+    ("relational", LONG, {"act": "relu", "relations": (3, 1)}, "native or blocked"),
+    ("relational", LONG, {"causal": True, "relations": (8, 4)}, "native or blocked"),
+    ("relational", LONG, {"causal": True, "relations": (8, 1)}, "native or sdpa"),
+    ("softmax", {"b": 128, "t": 4, "s": 512}, {}, "sdpa"),
+    ("linear", LONG, {"causal": True, "normalise": "identity"}, "chunked"),
+    ("hyla", LONG, {"causal": True, "normalise": "rms_heads"}, "native or blocked"),
+    ("hyla", ONE, {"normalise": "rms_heads"}, "native or reference"),
+    ("hyla", ONE, {"normalise": "softmax"}, "reference"),
+    ("abstractor", LONG, {"causal": True, "act": "softmax"}, "sdpa"),
+    *(
+        (op, {"t": t, "s": t, "d": 65, "e": 65, "h": 1}, KEEP | {"causal": causal, **options}, impl)
+        for op, options in (("softmax", {}), ("linear", {"normalise": "rms_heads"}), ("disentangled", {}))
+        for t, causal, impl in ((1023, True, "reference"), (1024, True, "blocked"), (1024, False, "reference"))
+    ),
+    *(
+        ("softmax", {"b": 4, "t": t, "s": 128, "d": d}, {"causal": causal}, impl)
+        for d, t, causal, impl in (
+            (8, 128, False, "native or sdpa"), (8, 127, False, "sdpa"), (9, 128, False, "sdpa"),
+            (64, 128, True, "native or sdpa"), (64, 127, True, "sdpa"), (65, 128, True, "sdpa"),
+        )
+    ),
+    ("softmax", {"b": 128, "t": 32, "s": 32, "d": 64}, {"bias": torch.zeros(2, 63)}, "native or reference"),
+]  # fmt: skip
+"""Op, sizes, options, what "auto" takes; "native or X" is X without a compiler."""
 
 
-@pytest.mark.parametrize("op", ["softmax", "linear", "disentangled", "abstractor"])
-def test_tiles_made_of_the_reference_are_taken_where_they_were_measured_faster(op):
-    one = torch.zeros(1, 1, 1, 65, dtype=torch.float64)  # native code takes smaller heads
-    options = {"keep": one, "act": "tanh" if op == "abstractor" else "identity"}
-    options |= {"normalise": "rms_heads"} if op == "linear" else {}
-    for t, causal, wanted in [(1023, True, "reference"), (1024, True, "blocked"), (1024, False, "reference")]:
-        long = one.expand(1, t, 1, 65)
-        relations = {"q_rel": long, "k_rel": long} if op == "disentangled" else {}
-        call = AttentionCall(long, long, long, causal=causal, **options, **relations)
-        assert name_of(op, choose(OPS[op], call)) == wanted
+@pytest.mark.parametrize(("op", "sizes", "options", "impl"), CHOICES)
+def test_auto_takes_what_was_measured_faster_of_what_takes_the_call(op, sizes, options, impl):
+    assert chosen(op, sizes=sizes, **options) == impl.split(" or ")[0 if READY else -1]
 
 
-def test_auto_is_fast_on_long_sequences():
-    long = {"t": 512, "s": 512}
-    assert chosen("softmax", sizes=long, causal=True) == ("native" if READY else "sdpa")
-    assert chosen("softmax", sizes={"b": 128, "t": 4, "s": 512}) == "sdpa"
-    assert chosen("linear", sizes=long, causal=True, normalise="identity") == "chunked"
-    assert chosen("hyla", sizes=long, causal=True, normalise="rms_heads") == ("native" if READY else "blocked")
-    one = {"t": 1, "s": 2048}
-    assert chosen("hyla", sizes=one, normalise="rms_heads") == ("native" if READY else "reference")
-    assert chosen("hyla", sizes=one, normalise="softmax") == "reference"
-    assert chosen("relational", sizes=long, causal=True, relations=(8, 4)) == ("native" if READY else "blocked")
-    assert chosen("relational", sizes=long, causal=True, relations=(8, 1)) == ("native" if READY else "sdpa")
-    assert chosen("abstractor", sizes=long, causal=True, act="softmax") == "sdpa"
-
-
-def test_native_softmax_attention_is_taken_where_it_was_measured_faster():
-    faster = "native" if READY else "sdpa"
-    for d, t, causal, wanted in (
-        (8, 128, False, faster), (8, 127, False, "sdpa"), (9, 128, False, "sdpa"),
-        (64, 128, True, faster), (64, 127, True, "sdpa"), (65, 128, True, "sdpa"),
-    ):  # fmt: skip
-        assert chosen("softmax", sizes={"b": 4, "t": t, "s": 128, "d": d}, causal=causal) == wanted
-    sizes = {"b": 128, "t": 32, "s": 32, "d": 64}
-    assert chosen("softmax", sizes=sizes) == "sdpa"
-    assert chosen("softmax", sizes=sizes, bias=torch.zeros(2, 63)) == ("native" if READY else "reference")
+def test_half_precision_was_not_timed():
     half = (x.bfloat16() for x in qkv(b=4, t=128, s=128))
     assert name_of("softmax", choose(OPS["softmax"], AttentionCall(*half))) == "sdpa"
 

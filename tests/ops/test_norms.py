@@ -25,14 +25,6 @@ def draw(*shape, scale=1.0, dtype=torch.float64):
     return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
 
 
-def test_without_gain_and_with_another_eps():
-    x, ones = draw(2, 4, 6, scale=1e-3), torch.ones(6)  # small, so that eps matters
-    for how in ({}, {"eps": 1e-2}):
-        eps = how.get("eps", 1e-5)
-        assert_close(rms_norm(x, None, **how), rms_oracle(x, ones, eps), atol=1e-12, rtol=0)
-        assert_close(layer_norm(x, None, **how), layer_oracle(x, ones, 0 * ones, eps), atol=1e-12, rtol=0)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("gain", ["of the input's dtype", "wider"])
 @pytest.mark.parametrize("scale", [1.0, 1e3])
@@ -48,10 +40,3 @@ def test_every_dtype_is_rounded_once(dtype, gain, scale):
     ):
         assert came.dtype == dtype
         assert_close(came.double(), wanted, atol=slack, rtol=slack)
-
-
-def test_mistakes_are_one_line():
-    with pytest.raises(ValueError, match=r"^rms_norm: d = 4 in x but 3 in weight \( ?d\) = \(3,\)$"):
-        rms_norm(torch.zeros(2, 4), torch.ones(3))
-    with pytest.raises(ValueError, match=r"^layer_norm: d = 4 in x but 5 in bias \( ?d\) = \(5,\)$"):
-        layer_norm(torch.zeros(2, 4), torch.ones(4), torch.ones(5))

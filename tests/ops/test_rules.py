@@ -12,7 +12,6 @@ import torch
 from refusals import refusing
 from rules import ALL, REQUIRED_OPTIONS, options_of_scores, output_and_gradients, sample_count
 from some import some
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 from polyhead import ops
@@ -91,29 +90,6 @@ def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl
             assert (came[1][:, 1] == 0).all()
             taken += 1
     assert taken or impl == "chunked"
-
-
-def biased(problem, name, impl):
-    """An op as a function of its bias; one that hides nothing, and one that hides every key of the last two queries."""
-    (q, k, v), options = problem(3, 4, bias="offset", b=1)
-    whole = options["bias"].detach()
-    run = getattr(ops, name)
-    part = whole.masked_fill(torch.arange(6) < 5, -torch.inf)
-    return lambda x: run(q.detach(), k.detach(), v.detach(), bias=x, impl=impl), whole, part
-
-
-@pytest.mark.compile
-@pytest.mark.parametrize("impl", ["auto", "reference"])
-@pytest.mark.parametrize("name", ["softmax_attention", "hyla", "linear_attention"])
-def test_a_bias_hides_where_nobody_may_look_at_it(problem, name, impl):
-    """Under vmap, and in graphs made with a bias that hides nothing."""
-    run, whole, part = biased(problem, name, impl)
-    wanted = torch.stack([run(whole), run(part)])
-    assert (wanted[1, :, 1:] == 0).all()
-    assert_close(torch.vmap(run)(torch.stack([whole, part])), wanted)
-    assert_close(make_fx(run)(whole)(part), wanted[1])
-    compiled = torch.compile(run, fullgraph=True, backend="eager")
-    assert_close(torch.stack([compiled(whole), compiled(part)]), wanted)
 
 
 @pytest.mark.thinned(3)
