@@ -111,7 +111,7 @@ def test_a_foreign_mask_says_what_is_causal() -> None:
         assert (found.causal, len(found.numbers)) == (causal, size)  # the last: 2 heads, and what is hidden
 
 
-def test_each_head_may_have_its_own_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_head_may_have_its_own_mask() -> None:
     layer = capture(model_of((ph.Softmax(2),)), batch_of("abcd"))[0]
     mask = torch.ones(1, 2, 4, 4, dtype=torch.bool)
     mask[0, 1, :, 0] = False  # padding, for one head
@@ -121,8 +121,6 @@ def test_each_head_may_have_its_own_mask(monkeypatch: pytest.MonkeyPatch) -> Non
     hidden = np.frombuffer(found.numbers[about["start"] :], np.uint8).reshape(2, 10)
     assert hidden.tolist() == [[0] * 10, [1, 1, 0, 1, 0, 0, 1, 0, 0, 0]]
     assert found.note == HIDDEN
-    monkeypatch.setattr(explore_data, "NUMBERS", len(found.numbers) - 1)
-    assert len(gather(taps, "abcd").tokens) == 3
 
 
 @pytest.mark.parametrize(
@@ -282,14 +280,9 @@ def test_any_causal_model_of_hugging_face(tmp_path: pathlib.Path) -> None:
     for layer, wanted in zip(page["layers"], model(ids, output_attentions=True).attentions, strict=True):
         found = unpacked(layer["groups"][0]["code"], numbers, t * (t + 1) // 2)
         np.testing.assert_allclose(found, wanted[0].detach().numpy()[:, *np.tril_indices(t)], atol=1 / 250)
-    line = said(explore.explore_folder, tmp_path / "gpt", "x" * 25, tmp_path / "x")
-    assert "at most 24 tokens" in line
+    assert "at most 24 tokens" in said(explore.explore_folder, tmp_path / "gpt", "x" * 25, tmp_path / "x")
     model.config.vocab_size = 99
-    line = said(explore.explore, model, "abc", Bytes(), tmp_path / "x")
-    assert "the tokenizer must have the model's 99 tokens but the text has token 99" in line
-    (tmp_path / "gpt" / "model.safetensors").unlink()
-    line = said(explore.explore_folder, tmp_path / "gpt", "x", tmp_path / "x")
-    assert "must hold a causal model and its tokenizer" in line
+    assert "must have the model's 99 tokens" in said(explore.explore, model, "abc", Bytes(), tmp_path / "x")
 
 
 def test_a_notebook_shows_the_page_of_taps():
