@@ -175,22 +175,6 @@ def test_states_and_biases_keep_their_dtype():
     assert torch.autograd.grad(out.float().square().sum(), bias)[0].dtype == torch.float32
 
 
-@pytest.mark.parametrize("before", [True, False], ids=["filled under it", "read under it"])
-def test_autocast_may_begin_and_end_between_the_calls_of_a_cache(before):
-    """Keys and values of a context are made once, and symbols of it, in the dtype of the first call."""
-    layer = ph.MultiHeadAttention(WIDTH, every_kind(), qk_norm=True, max_length=16)
-    x, context, parts = torch.randn(2, 5, WIDTH), torch.randn(2, 9, WIDTH), []
-    with torch.no_grad():
-        wanted, cache = layer(x, context), LayerCache()
-        with Rounding(torch.bfloat16):
-            rounded = layer(x, context)
-        for span, on in ((slice(0, 2), before), (slice(2, 4), not before), (slice(4, 5), before)):
-            with torch.autocast("cpu", torch.bfloat16, enabled=on):
-                parts.append(layer(x[:, span], context, cache=cache).float())
-            context = torch.randn_like(context)
-    assert off(torch.cat(parts, 1), wanted) <= TIMES * off(rounded, wanted)
-
-
 @pytest.mark.compile
 def test_one_graph_under_autocast():
     q, k, v = torch.randn(3, 1, 5, 2, 4)
@@ -211,21 +195,3 @@ def test_activation_checkpoints_under_autocast():
     again.config = dataclasses.replace(again.config, checkpoint=True)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(measured(again, call), measured(model, call))
-
-
-def test_the_trainer_of_transformers_trains_a_foreign_model_in_bf16(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    from tiny_transformers import SMALL, hf
-
-    rows = (torch.arange(8)[:, None] + torch.arange(7)) % 40
-    data = [{"input_ids": row, "labels": row} for row in rows]
-    how = {"max_steps": 12, "learning_rate": 1e-2, "per_device_train_batch_size": 8, "logging_steps": 1, "bf16": True}
-    how |= {"report_to": [], "disable_tqdm": True, "use_cpu": True, "save_strategy": "no", "seed": 0}
-    config = hf.with_heads(transformers.LlamaConfig(**SMALL, initializer_range=0.2), [ph.Softmax(2), ph.Hyla(2)])
-    model = transformers.AutoModelForCausalLM.from_config(config).train()
-    arguments = transformers.TrainingArguments(output_dir=tmp_path, **how)
-    trainer = transformers.Trainer(model, arguments, train_dataset=data)
-    trainer.train()
-    losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    assert losses[-1] < 0.8 * losses[0]
-    assert {p.dtype for p in model.parameters()} == {torch.float32}

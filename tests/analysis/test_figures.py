@@ -1,7 +1,5 @@
 """Figures: file formats, SVG for pages, and every measured number at its position."""
 
-import io
-import itertools
 import xml.dom.minidom
 
 import numpy as np
@@ -113,15 +111,6 @@ def test_panels_share_the_vertical_axis_and_a_legend_within_the_figure():
     assert len({axes.get_ylim() for axes in figure.axes}) == 1
     assert texts(figure.legends[0].get_texts()) == list(series)
     assert figure.legends[0].get_window_extent().width <= figure.bbox.width
-
-
-def test_numbers_of_long_trainings_do_not_run_together():
-    axes = one_panel({"HYLA": {step: [0.5] for step in range(500, 13_000, 500)}})
-    axes.figure.savefig(io.BytesIO(), format="svg")  # which places them
-    ticks = [tick for tick in axes.get_xticklabels() if 0 <= tick.get_position()[0] <= 13_000]
-    boxes = [tick.get_window_extent() for tick in ticks]
-    assert len(boxes) > 2
-    assert all(right.x0 - left.x1 > left.width for left, right in itertools.pairwise(boxes))
 
 
 @pytest.mark.parametrize(("losses", "some"), [((6.0, 0.5), "0.5"), ((5.9, 2.1), "4"), ((900.0, 0.01), "100")])

@@ -10,7 +10,7 @@ from refusals import refusing
 import polyhead as ph
 from polyhead.analysis import look
 from polyhead.models.build import build
-from polyhead.tasks import FuzzyLogic, Maths, ObjectSorting, RelationalGames, SetCards
+from polyhead.tasks import Maths, ObjectSorting, RelationalGames, SetCards
 
 DUAL = (ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=6), relations=3))
 EASY = Maths(question=40, answer=8)
@@ -81,18 +81,6 @@ def test_an_encoder_decoder_shows_the_characters_and_no_padding():
     assert crossing.relations.shape == (4, len(answer) + 1, len(question))
     assert crossing.assignments.shape == (len(question), 4, 6)
     np.testing.assert_allclose(crossing.attention.sum(-1), np.ones((4, len(answer) + 1)), rtol=1e-5)
-
-
-def test_the_other_mechanisms():
-    task = FuzzyLogic(length=6)
-    heads = (ph.Disentangled(2, relation_act="softmax"), ph.Abstractor(1, act="sigmoid"), ph.Hyla(1))
-    model, batch = model_of(task, heads, causal=True), batch_of(task)
-    found = look(model, batch, task=task)[1]
-    assert found.name == "layer 2"
-    assert found.senders == ("1", "2", "3", "4", "5", "query")
-    disentangled, abstractor, hyla = found.groups
-    np.testing.assert_allclose(disentangled.relations.sum(-1), np.ones((2, 6)), rtol=1e-5)
-    assert abstractor.relations is hyla.assignments is None
 
 
 def test_padding_is_left_out():

@@ -85,18 +85,6 @@ def test_cross_attention_and_no_biases() -> None:
         torch.testing.assert_close(rebuilt(taps, 0), taps.output[0, QUERIES], rtol=1e-9, atol=1e-9)
 
 
-def test_hyla_matrices_are_equation_6() -> None:
-    """Spelled out with loops over heads, from the layer's own weights."""
-    attention = layer([ph.Hyla(3, dim=2, value_dim=4)])
-    x = torch.randn(1, T, DIM, dtype=torch.float64)
-    _, code = attention(x, return_code=True)
-    first, second = value_network(tap(attention, x), 2, 5)
-    value, out = attention.qkv.weight[12:], attention.out.weight
-    a = code[0, :, 2, 5]
-    assert torch.allclose(first, sum(a[h] * value[4 * h : 4 * h + 4] for h in range(3)), atol=1e-12)
-    assert torch.allclose(second, sum(a[h] * out[:, 4 * h : 4 * h + 4] for h in range(3)), atol=1e-12)
-
-
 # -------------------------------------------------------------------------------------------------------------- capture
 def test_capture_reads_all_layers_without_dropout_and_leaves_the_modes(monkeypatch: pytest.MonkeyPatch):
     heads, noise = ((ph.Softmax(4),), (ph.Softmax(2), ph.Hyla(2))), {"dropout": 0.5, "residual_dropout": 0.5}

@@ -1,7 +1,4 @@
-"""How dense the source is: counts for each thousand lines stay below limits that may only go down.
-
-python tests/house/test_density.py     # the table of all rooms
-"""
+"""How dense the source is: counts for each thousand lines stay below limits that may only go down."""
 
 import ast
 import io
@@ -88,13 +85,6 @@ def test_the_package_is_plain_and_has_comments():
     assert rates["comments"] >= MIN_COMMENTS
 
 
-def test_a_planted_dense_function_is_counted(tmp_path):
-    dense = tmp_path / "dense.py"
-    dense.write_text("def f(x):\n    found = [y if y else 0 for y in x]\n    return found if (n := len(x)) else n\n")
-    total = counts([dense])
-    assert [total[name] for name in COUNTED] == [1, 2, 1, 1]
-
-
 def test_files_are_about_one_subject_and_functions_as_long_as_their_thought():
     long = {}
     for path in sorted(PACKAGE.rglob("*.py")):
@@ -105,10 +95,3 @@ def test_files_are_about_one_subject_and_functions_as_long_as_their_thought():
             if node.end_lineno - node.lineno >= MAX_FUNCTION:
                 long[f"{path.name}:{node.name}"] = node.end_lineno - node.lineno + 1
     assert not long
-
-
-if __name__ == "__main__":
-    print(f"{'room':<12}", *(f"{name:>16}" for name in (*COUNTED, "comments")))
-    for name in ROOMS:
-        rates = per_thousand_lines(of_room(name))
-        print(f"{name:<12}", *(f"{rates[key]:>16.1f}" for key in (*COUNTED, "comments")))

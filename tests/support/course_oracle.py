@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import torch
+from scipy.special import expit, softmax
 
 
 def draw(seed, *shape):
@@ -32,13 +33,8 @@ def f64(x):
     return x.double().numpy()
 
 
-def softmax(x, axis):
-    exponentials = np.exp(x - x.max(axis, keepdims=True))
-    return exponentials / exponentials.sum(axis, keepdims=True)
-
-
 def silu(x):
-    return x / (1 + np.exp(-x))
+    return x * expit(x)
 
 
 def rms(x, gain, eps=1e-5):
@@ -54,8 +50,7 @@ def turn(x, positions, theta):
 
 def attend(q, k, v, mask):
     scores = q @ np.swapaxes(k, -1, -2) / math.sqrt(q.shape[-1])
-    parts = np.where(mask, np.exp(scores - np.where(mask, scores, -np.inf).max(-1, keepdims=True)), 0)
-    return parts / parts.sum(-1, keepdims=True) @ v
+    return softmax(np.where(mask, scores, -np.inf), -1) @ v
 
 
 def mha(x, w_q, w_k, w_v, w_o, heads, positions=None, theta=None):

@@ -142,14 +142,6 @@ def test_the_equations_of_a_page_are_those_of_its_model(heads: Any, options: dic
     assert MORE["scale"] not in explore_page(found).text
 
 
-def test_a_page_is_light(tmp_path: pathlib.Path) -> None:
-    """200 tokens, 6 layers, 8 heads: at most a megabyte and a bit, whatever the heads do."""
-    for heads, most in ((ph.Softmax(8), 0.9e6), (ph.Hyla(8), 1.25e6)):
-        text = (TEXT * 3)[:199]
-        path = explore.explore(model_of(*[(heads,)] * 6, max_length=256), text, Bytes(), tmp_path / "page.html")
-        assert path.stat().st_size < most
-
-
 def test_no_token_ends_a_script(tmp_path: pathlib.Path) -> None:
     taps = capture(model_of((ph.Hyla(2),)), batch_of("abc"))
     tokens = ["</script><script>hacked()</script>", "<!--<script>", "]]> &lt; \u2028 \ud800"]

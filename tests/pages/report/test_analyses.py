@@ -11,7 +11,7 @@ import polyhead as ph
 from polyhead.analysis import look, probe_model, swap_codes, zero_heads
 from polyhead.analysis.probe import draws
 from polyhead.pages.report import attention, codes
-from polyhead.tasks import ObjectSorting, RelationalGames, Sraven
+from polyhead.tasks import RelationalGames, Sraven
 from polyhead.train import load_model
 
 RAVEN = Sraven(features=2, values=5)
@@ -107,16 +107,3 @@ def test_a_run_without_codes_says_why(tmp_path):
     run = trained(tmp_path, task, "softmax", (ph.Softmax(2),), evaluate=("iid", "novel"))
     words = written([run], tmp_path / "r.html").words
     assert "softmax-0: no code maps and probes (relational games has no token that stands for what is asked)" in words
-
-
-def test_a_sorting_task_with_an_encoder_is_reported(tmp_path):
-    task = ObjectSorting(length=4, examples=50)
-    inputs, outputs = task.ends
-    settings = {"dim": 8, "layers": 1, "heads": (ph.Softmax(2),), "max_length": 8, "causal": True}
-    encoder = ph.TransformerConfig(task.source, outputs, **settings)
-    model = ph.TransformerConfig(inputs, outputs, **settings, encoder=encoder)
-    train = ph.Train(steps=2, batch_size=4, warmup=1, eval_batches=1, evaluate=("iid",))
-    run = ph.Run(name="sort", task=task, model=model, train=train, folder=str(tmp_path / "sort"), device="cpu")
-    ph.train.run(run, progress=False)
-    words = written([tmp_path / "sort"], tmp_path / "r.html").words
-    assert "Input 1, cross 1: attention." in words

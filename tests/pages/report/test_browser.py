@@ -18,8 +18,19 @@ def page_file(tmp_path_factory):
     return root / "report.html"
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (400, "dark")])
-def test_figures_are_visible_and_nothing_scrolls_sideways(browser, page_file, width, scheme):
+COLOURS = (
+    "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.querySelector('figure text')).fill]"
+)
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme", "colours"),
+    [
+        (1280, "light", ["rgb(255, 255, 255)", "rgb(36, 41, 47)"]),
+        (400, "dark", ["rgb(21, 25, 30)", "rgb(230, 233, 237)"]),
+    ],
+)
+def test_figures_are_visible_in_the_theme_and_nothing_scrolls_sideways(browser, page_file, width, scheme, colours):
     opened = Opened(browser, page_file, "lang", width, scheme)
     opened.page.evaluate("document.querySelectorAll('details').forEach(box => { box.open = true; })")
     figures = "[...document.querySelectorAll('figure svg')]"
@@ -27,13 +38,5 @@ def test_figures_are_visible_and_nothing_scrolls_sideways(browser, page_file, wi
     assert len(sizes) >= 9
     assert min(sizes) > 60
     assert opened.page.evaluate("document.documentElement.scrollWidth") <= width
+    assert opened.page.evaluate(COLOURS) == colours
     assert opened.fine()
-
-
-def test_the_theme_changes_paper_and_figures(browser, page_file):
-    colours = """() => [getComputedStyle(document.body).backgroundColor,
-        getComputedStyle(document.querySelector('figure svg text')).fill]"""
-    light = Opened(browser, page_file, "lang").page
-    dark = Opened(browser, page_file, "lang", scheme="dark").page
-    assert light.evaluate(colours) == ["rgb(255, 255, 255)", "rgb(36, 41, 47)"]
-    assert dark.evaluate(colours) == ["rgb(21, 25, 30)", "rgb(230, 233, 237)"]
