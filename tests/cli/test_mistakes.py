@@ -38,7 +38,6 @@ VALUES = {
     "list mechanism": "polyhead list: unknown kind 'mechanism'; did you mean 'mechanisms'?",
     "list tasks RUN": "polyhead list: a folder is for runs, not for tasks",
     "list runs nowhere": "list runs: nowhere does not exist",
-    "compare RUN RUN/.": "compare: give at least two runs, got 1",
     "sweep small --scale small": "--scale is for the recipes of figures and fuzzy-softmax,",
     "sweep fig-2c --scale": "--scale: expected one argument",
     "sweep small --ray local --slurm": "give --ray or --slurm, not both",

@@ -5,6 +5,8 @@ import re
 
 import pytest
 import signatures
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import polyhead as ph
 from polyhead import spec
@@ -41,3 +43,20 @@ def test_its_parameters_are_those_of_the_layers(row):
     state = ph.MultiHeadAttention(30, [heads], bias=True, max_length=9).state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items() if not name.startswith("symbols.")}
     assert shapes == wanted
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(("dim", "heads"), [(48, 4), (40, 2)])
+def test_its_parameters_and_work_are_those_of_a_layer(row, dim, heads):
+    """Matrix multiplications of the reference are counted as they run: each multiply-add is two operations."""
+    tokens, width = 7, dim // heads
+    sizes = {"m": dim, "h": heads, "s": tokens, "r": heads, "d": width, "e": width, "p": width}
+    layer = ph.MultiHeadAttention(dim, [getattr(ph, row.config)(heads, impl="reference")], own_symbols=False)
+    assert heads * spec.amount(row.size, sizes) == sum(p.numel() for p in layer.parameters())
+    x = torch.randn(1, tokens, dim)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        layer(x, symbols=x if row.reads_symbols else None)
+    # Of pooled heads the products of code and hidden layer are pooled, not added: no matrix multiplication.
+    pooled = tokens * dim if row.config == "Pooled" else 0
+    if row.config != "Linear":  # whose work is that of the recurrent form
+        assert heads * spec.amount(row.work, sizes) == counter.get_total_flops() // (2 * tokens) + pooled

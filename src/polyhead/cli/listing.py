@@ -1,4 +1,4 @@
-"""The commands list, compare and table: show recipes, mechanisms, models, runs and their scores."""
+"""The commands list and table: show recipes, mechanisms, models, runs and their scores."""
 
 import dataclasses
 import inspect
@@ -31,7 +31,7 @@ What = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")]
 
 
-# --------------------------------------------------------------------------------- the commands list, compare and table
+# --------------------------------------------------------------------------------- the commands list and table
 def list_all(what: What, folders: Folders = ()) -> int:
     """List recipes, figures, tasks, mechanisms, implementations, trained models, or the runs in a folder.
 
@@ -46,40 +46,16 @@ def list_all(what: What, folders: Folders = ()) -> int:
     """
     from polyhead.scale.records import records
 
-    what = one_of("polyhead list", "kind", what, [*LISTS, "mechanisms", "runs"])
+    what = one_of("polyhead list", "kind", what, [*LISTS, "runs"])
     if folders and what != "runs":
         raise ValueError(f"polyhead list: a folder is for runs, not for {what}")
     if what == "runs":
         run_records = records(*folders, caller="list runs")
         emit(run_records.rows, lambda: write_records(run_records, "Runs", folders=True))
         return 0
-    if what == "mechanisms":
-        rows, legend = mechanisms()
-    else:
-        make_rows, legend = LISTS[what]
-        rows = make_rows()
-
+    make_rows, legend = LISTS[what]
+    rows = make_rows()
     emit(lambda: rows, lambda: write_table(what.capitalize(), rows, legend))
-    return 0
-
-
-def compare(runs: RunFolders) -> int:
-    """Show the settings in which runs differ, and their scores side by side; for two runs also the difference.
-
-    examples:
-      polyhead compare runs/fuzzy-softmax-0a1b2c3d4e5f runs/fuzzy-hyla-1a2b3c4d5e6f
-
-    Args:
-        runs: At least two run folders; a folder of runs means all of them.
-    """
-    from polyhead.scale.records import records
-
-    if not runs:
-        raise ValueError("compare: give at least two runs, got 0")
-    run_records = records(*runs, caller="compare")
-    if len(run_records) < 2:
-        raise ValueError(f"compare: give at least two runs, got {len(run_records)}")
-    emit(run_records.rows, lambda: write_table("Settings and scores", run_records.differences()))
     return 0
 
 
@@ -169,67 +145,30 @@ def _summary(definition: object) -> str:
 
 
 def tasks() -> list[Row]:
-    """The tasks with their splits, metrics and fields."""
+    """The tasks and their main metrics."""
     from polyhead.extensions import added
     from polyhead.tasks import KINDS
 
     registered = cast("dict[str, type[Task]]", added("tasks"))
     rows: list[Row] = []
     for kind in (*KINDS, *registered.values()):
-        fields = dataclasses.fields(kind)
-        # A class whose fields lack defaults cannot be made here, and its splits may depend on them.
-        needs_values = any(field.init and field.default is field.default_factory for field in fields)  # both MISSING
-        if needs_values:
-            splits, defaults = "not known", ", ".join(field.name for field in fields)
-        else:
-            task = kind()
-            splits = ", ".join(task.splits)
-            defaults = ", ".join(f"{field.name}={getattr(task, field.name)!r}" for field in fields)
-        row = {"task": kind.__name__, "summary": _summary(kind), "splits": splits}
-        rows.append({**row, "metric": kind.metric, "fields": defaults})
+        fields = ", ".join(field.name for field in dataclasses.fields(kind))
+        rows.append({"task": kind.__name__, "summary": _summary(kind), "metric": kind.metric, "fields": fields})
     return rows
 
 
-def mechanisms(dim: int = 128, heads: int = 8, length: int = 256) -> tuple[list[Row], str]:
-    """Equations, parameters and work of all mechanisms, and the meaning of the letters.
-
-    The numbers are for a layer with `heads` heads of one kind, default widths and relations, and a sequence of `length`
-    tokens.
-    """
+def mechanisms() -> list[Row]:
+    """The mechanisms with their equations."""
     from polyhead.extensions import added
-    from polyhead.spec import MECHANISMS, SYMBOLS, amount
-
-    head_dim = dim // heads
-    sizes = {"m": dim, "h": heads, "s": length, "r": heads, "d": head_dim, "e": head_dim, "p": head_dim}
-
-    def cell(formula: str, symbols: str, how_often: str) -> str:
-        value = amount(formula, sizes)
-        lines = [formula, f"= {value:,}; {heads} heads: {heads * value:,}"]
-        if symbols:
-            lines.append(f"symbols, {how_often}:\n{symbols} = {amount(symbols, sizes):,}")
-        return "\n".join(lines)
+    from polyhead.spec import MECHANISMS
 
     rows: list[Row] = []
     for row in MECHANISMS:
-        parameters = [f"{name}: {axes}" for name, axes in row.parameters.items()]
-        symbol_size = symbol_work = ""
-        if row.reads_symbols:
-            symbol_size, symbol_work = SYMBOLS["size"], SYMBOLS["work"]
-        cells = {
-            "mechanism": row.config,
-            "equation": "\n".join([row.equation, f"{row.summary} ({row.source})", *parameters]),
-            "parameters per head": cell(row.size, symbol_size, "once for all layers"),
-            "multiply-adds per head and token": cell(row.work, symbol_work, "every layer"),
-        }
-        rows.append(cells)
+        summary = f"{row.summary} ({row.source})"
+        rows.append({"mechanism": row.config, "equation": f"{row.equation}\n{summary}"})
     for name, kind in added("mechanisms").items():
-        unknown = dict.fromkeys(list(rows[0])[2:], "not known")
-        rows.append({"mechanism": name, "equation": _summary(kind), **unknown})
-    legend = (
-        f"m: model width {dim}; h: heads {heads}; d, e: widths of queries and values {head_dim}; s: keys a token looks "
-        f"at {length}\n(a causal one sees half of them on average); r: relations {heads}, of width p = {head_dim}."
-    )
-    return rows, legend
+        rows.append({"mechanism": name, "equation": _summary(kind)})
+    return rows
 
 
 def implementations() -> list[Row]:
@@ -278,6 +217,7 @@ LISTS: dict[str, tuple[Callable[[], list[Row]], str]] = {
     "recipes": (recipes, RECIPES_LEGEND),
     "figures": (figures, FIGURES_LEGEND),
     "tasks": (tasks, ""),
+    "mechanisms": (mechanisms, "parameters and multiply-adds of each: docs/mechanisms"),
     "implementations": (implementations, ""),
     "models": (models, MODELS_LEGEND),
 }

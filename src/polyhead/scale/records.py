@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from polyhead.config import Run, digest, to_dict
 from polyhead.scale.sweep.engines import LOG
 from polyhead.scale.sweep.job import State
-from polyhead.scale.sweep.naming import differing, labels, setting
+from polyhead.scale.sweep.naming import differing, labels
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
 from polyhead.train.store import folder as run_folder
@@ -221,38 +221,6 @@ class Records:
             lines.append(" | ".join(row.values()).replace("\n", " "))
         return "| " + " |\n| ".join(lines) + " |\n"
 
-    def differences(self) -> list[dict[str, str]]:
-        """Return settings, size and scores as rows, runs as columns; for two runs also their difference."""
-        texts: dict[str, dict[str, str]] = {}
-        numbers: dict[str, dict[str, float | int | None]] = {}
-        # Text and numbers apart: only numbers have a difference.
-        num_done = [record.state for record in self].count(State.DONE)
-        for record in self:
-            for name, value in record.settings.items():
-                texts.setdefault(name, {})[record.label] = setting(value)
-            if num_done < len(self):
-                texts.setdefault("state", {})[record.label] = str(record.state)
-            numbers.setdefault("parameters", {})[record.label] = record.parameters
-            numbers.setdefault("seconds", {})[record.label] = record.seconds
-        for split in self.splits():
-            for record in self:
-                score = record.score(split)
-                if score is not None:
-                    numbers.setdefault(f"{split} {record.run.task.metric}", {})[record.label] = score
-        rows = [{"": name, **row} for name, row in texts.items()]
-        for name, values in numbers.items():
-            rows.append({"": name})
-            for record in self:
-                rows[-1][record.label] = number_text(values.get(record.label))
-        if len(self) == 2:
-            for row in rows:
-                values = numbers.get(row[""], {})
-                first, second = values.get(self[0].label), values.get(self[1].label)
-                row["difference"] = ""
-                if first is not None and second is not None:
-                    row["difference"] = number_text(second - first, "+")
-        return rows
-
 
 # --------------------------------------------------------------------------------------------------------- finding runs
 def records(*folders: str | pathlib.Path, caller: str = "records") -> Records:
@@ -306,12 +274,3 @@ def runs_in(folder: pathlib.Path, caller: str) -> list[pathlib.Path]:
     if not folders:
         raise ValueError(f"{caller}: no run lies in {folder}")
     return folders
-
-
-def number_text(value: float | int | None, sign: str = "") -> str:
-    """Return integers in groups of thousands, other numbers with three decimals; empty for None."""
-    if value is None:
-        return ""
-    if isinstance(value, int):
-        return f"{value:{sign},}"
-    return f"{value:{sign}.3f}"

@@ -54,10 +54,6 @@ PRESETS = ("hyla", "cs336")
 RMS_HEADS_EPS = 1e-6
 """Added inside the root of the mean square over heads; no gain (Schug et al., code: Flax RMSNorm without scale)."""
 
-SYMBOLS = {"size": "s m", "work": ""}
-"""The default source of symbols, in the form of a mechanism's row: its parameters, once for all layers (a symbol of
-width m for each position), and its multiply-adds per token (none: it is a table)."""
-
 AXES = {
     "q": "b t h d",
     "k": "b s g d",
