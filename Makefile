@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and make:
-#   make demo    environment, install, two minutes: a race of heads, trained models scored, one page
+#   make demo    environment, install, two minutes: a race of heads live, trained models scored, one page
 #   make test    environment, install, all tests
 # and while one writes code, make check (a minute): lines, types, and the tests of functions and layers.
 # PY=python3.12 picks another Python.  torch: the build for the CPU where Linux has no card of NVIDIA (no nvidia-smi), else

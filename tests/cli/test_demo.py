@@ -1,10 +1,12 @@
-"""The demo: its race, its tables and its page."""
+"""The demo: what the terminal draws, and the page."""
 
+import io
 import itertools
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from rich.console import Console
 
 from polyhead.cli import demo as cli_demo
 from polyhead.papers import demo
@@ -12,6 +14,21 @@ from polyhead.papers import demo
 CURVES = {racer: {"0": [(0, 0.5), (25, 0.5 + place / 8)]} for place, racer in enumerate(demo.RACERS)}
 LABELS = (*demo.KINDS.values(), *demo.BASELINES.values())
 SCORES = dict.fromkeys(itertools.product(LABELS, demo.SPLITS), (0.8, 0.9))
+
+
+def printed(picture):
+    console = Console(width=120, file=io.StringIO())
+    console.print(picture)
+    return console.file.getvalue()
+
+
+def test_the_board_draws_a_bar_for_each_score_between_guessing_and_one():
+    lines = printed(cli_demo.race_board(CURVES)).splitlines()
+    assert [line.split()[-4] for line in lines[-4:]] == ["0.50", "0.62", "0.75", "0.88"]
+    assert "▄" in lines[-2], "0.75 is halfway between guessing and 1"
+    assert not set(cli_demo.BARS[1:]) & set(lines[-4]), "guessing has no bar"
+    curves = {"softmax": {"0": [(0, 0.6)], "1": []}}
+    assert "0.60" in printed(cli_demo.race_board(curves)), "the mean is over the networks that have begun"
 
 
 @pytest.fixture
@@ -31,7 +48,7 @@ def test_the_race_gathers_what_its_workers_send_and_ctrl_c_ends_them(begun, monk
     monkeypatch.setattr(demo, "race", lambda racer, seed: [(0, 0.5), (25, 0.75)])
     curves = cli_demo.run_race(num_seeds=2, num_workers=1)
     assert curves == {racer: {"0": [(0, 0.5), (25, 0.75)], "1": [(0, 0.5), (25, 0.75)]} for racer in demo.RACERS}
-    assert capsys.readouterr().err.count(": 0.75\n") == 8
+    assert capsys.readouterr().err.endswith("0.75 to 0.75\n")
     assert begun == [(signal.signal, (signal.SIGINT, signal.SIG_DFL))]
     cli_demo.print_scores(curves, SCORES)
     assert capsys.readouterr().out.count("0.850") == len(SCORES)

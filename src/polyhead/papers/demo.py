@@ -5,7 +5,7 @@ trained models are those of the main test of docs/results/protocol.md: five spli
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -75,15 +75,18 @@ def race(racer: str, seed: int, steps: int = RACE_STEPS) -> Iterator[tuple[int, 
         optimiser.zero_grad()
 
 
-def fuzzy_scores() -> Scores:
+def fuzzy_scores(report: Callable[[str, int], None]) -> Scores:
     """R² of the trained models and of two baselines on known and unseen combinations, computed now.
 
-    Raises ValueError if the folder `models/` of the repository is not here.
+    `report(name, number)` is called before each of the models.  Raises ValueError if the folder `models/` of the
+    repository is not here.
     """
     values: Scores = {}
-    for seed in SPLIT_SEEDS:
-        for kind, label in KINDS.items():
-            run, model = load_model(f"fuzzy-{kind}-{seed}")
+    for number, seed in enumerate(SPLIT_SEEDS):
+        for kind_index, (kind, label) in enumerate(KINDS.items()):
+            name = f"fuzzy-{kind}-{seed}"
+            report(name, number * len(KINDS) + kind_index)
+            run, model = load_model(name)
             for split in SPLITS:
                 scores = evaluate(model, run.task, split, batch_size=128, batches=8, seed=run.seed)
                 values.setdefault((label, split), []).append(scores["r2"])
