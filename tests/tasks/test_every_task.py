@@ -98,14 +98,6 @@ def test_a_batch_is_a_function_of_seed_split_and_step(task):
             assert not sequences(first) & (sequences(seed) | sequences(step))
 
 
-def test_another_split_seed_is_another_training_set(task):
-    if not hasattr(task, "split_seed"):
-        return
-    other = dataclasses.replace(task, split_seed=task.split_seed + 1)
-    first, second = (one.batch("train", 64, seed=0, step=0).latents for one in (task, other))
-    assert any(not torch.equal(first[name], second[name]) for name in first)
-
-
 def test_no_sequence_is_in_two_splits_even_from_generators_in_one_state(task):
     for a, b in itertools.combinations([task.sample(split, 64, generator()) for split in task.splits], 2):
         assert not sequences(a) & sequences(b)
@@ -122,14 +114,6 @@ def test_a_generator_moves_on_and_repeats(task):
     assert all(same(draw, task.sample("train", 16, source)) for draw in draws)
 
 
-@pytest.mark.parametrize("name", ["uniform", "fixed_context", "sraven"])
-def test_a_smaller_batch_is_a_prefix_of_a_larger_one(name):
-    whole = TASKS[name].batch("compositional", 128, seed=4, step=9)
-    for size in (1, 7, 16, 100):
-        part = TASKS[name].batch("compositional", size, seed=4, step=9)
-        assert same(part, whole.map(lambda array, size=size: array[:size]))
-
-
 def test_draws_ignore_and_spare_the_global_generator_and_dtype(task):
     def drawn(seed):
         torch.manual_seed(seed)
@@ -142,14 +126,6 @@ def test_draws_ignore_and_spare_the_global_generator_and_dtype(task):
     first = drawn(1)
     torch.set_default_dtype(torch.float64)
     assert all(map(same, first, drawn(2)))
-
-
-def test_what_a_task_gives_away_is_the_callers_own(task):
-    for name in ("functions", "rules", "pairs_of", "vectors"):
-        if hasattr(task, name):
-            given = () if name == "vectors" else ("train",)
-            getattr(task, name)(*given).zero_()
-            assert getattr(task, name)(*given).any()
 
 
 # --------------------------------------------------------------------------------------------------------------- scores

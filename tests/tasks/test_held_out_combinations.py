@@ -12,7 +12,6 @@ from polyhead.tasks import FuzzyLogic, Sraven
 FUNCTIONS = [
     {"held_out": 0.3, "split_seed": 1},
     {"held_out": 0.91, "split_seed": 3},  # 6 functions
-    {"variables": 3},
     {"variables": 3, "unknown": 0.5, "held_out": 0.6},
     {"variables": 5, "terms": 3, "held_out": 0.95},
     {"variables": 5, "terms": 3, "held_out": 0.996},
@@ -23,7 +22,6 @@ MULTISETS = [
     {"held_out": 0.1, "split_seed": 1},
     {"held_out": 0.95, "split_seed": 2},
     {"split": "legacy", "split_seed": 2024},
-    {"features": 2, "values": 5},
     {"features": 2, "held_out": 0.7, "split_seed": 1},  # two orders in three lack a rule
     {"features": 3, "grid": 4},
     {"features": 6},

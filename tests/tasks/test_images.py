@@ -66,20 +66,6 @@ def test_batches_of_a_held_out_split_end_with_it():
 
 
 # ------------------------------------------------------------------------------------------------------- augmentation
-def test_moved_by_hand():
-    image = torch.arange(1, 7).view(1, 1, 2, 3)
-    cases = {
-        (0, 0): [[1, 2, 3], [4, 5, 6]],
-        (1, 0): [[0, 0, 0], [1, 2, 3]],
-        (-1, 0): [[4, 5, 6], [0, 0, 0]],
-        (0, 1): [[0, 1, 2], [0, 4, 5]],
-        (1, -2): [[0, 0, 0], [3, 0, 0]],
-        (5, 0): [[0, 0, 0], [0, 0, 0]],
-    }
-    by = torch.tensor(list(cases))
-    found = moved(image.expand(len(by), 2, -1, -1), by)
-    for i, wanted in enumerate(cases.values()):
-        assert found[i].tolist() == [wanted, wanted]
 
 
 def in_bytes(batch, white=255):
@@ -154,12 +140,6 @@ def test_cifar_is_read_from_its_binary_version(tmp_path, data):
             assert (pixels[:, 1:, 0, 0] == (number + 10 * file)[:, None]).all()
 
 
-def test_cifar_is_shifted_and_mirrored_in_training_as_the_paper_has_it(tmp_path):
-    write_cifar(tmp_path, "cifar10")
-    usual, same = (Images("cifar10", folder=str(tmp_path), **fields) for fields in ({}, {"shift": 4, "flip": True}))
-    assert torch.equal(*(task.batch("train", 99, seed=0, step=0).inputs for task in (usual, same)))
-
-
 def test_files_that_are_no_cifar_are_one_line(tmp_path):
     def refused(wanted):
         with refusing(wanted):
@@ -173,12 +153,3 @@ def test_files_that_are_no_cifar_are_one_line(tmp_path):
     ):
         (tmp_path / "test_batch.bin").write_bytes(content)
         refused(wanted)
-
-
-def test_scores_by_hand():
-    batch = STILL.batch("iid", 4, seed=0, step=0)
-    outputs = torch.zeros(4, 1, 10)
-    outputs[torch.arange(4), 0, batch.targets[:, 0]] = torch.tensor([1.0, 1, 1, -1])
-    assert STILL.metrics(outputs, batch)["accuracy"].tolist() == [1, 1, 1, 0]
-    wanted = -outputs[:, 0].log_softmax(-1)[torch.arange(4), batch.targets[:, 0]].mean()
-    torch.testing.assert_close(STILL.loss(outputs, batch), wanted)

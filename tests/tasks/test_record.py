@@ -63,9 +63,3 @@ def test_a_relative_folder_is_that_of_the_working_directory(make, tmp_path, monk
     for split in splits:
         with pytest.raises(ValueError, match=rf"^{type(task).__name__}: .*(cannot be read|does not exist)"):
             task.batch(split, 4, seed=0, step=0)
-
-
-@pytest.mark.parametrize("task", [tasks.Maths(), tasks.RelationalGames(), tasks.Images()])
-def test_a_run_on_generated_data_keeps_nothing(task, tmp_path):
-    task.keep(tmp_path)
-    assert not list(tmp_path.iterdir())

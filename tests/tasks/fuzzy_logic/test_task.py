@@ -44,18 +44,6 @@ def test_what_a_batch_holds(setting, split):
     assert task.ends == (config.Vectors(task.variables + 1), config.Values(1))
 
 
-def test_functions_and_inputs_are_uniform():
-    task = FuzzyLogic(length=4)
-    batch = task.sample("train", 33 * 400, torch.Generator().manual_seed(0))
-    code = batch.latents["terms"] @ torch.tensor([16, 1])
-    counts = code.unique(return_counts=True)[1]
-    assert len(counts) == 33
-    assert (counts - 400).abs().max() < 5 * 20  # five standard deviations
-    x = batch.inputs[..., :-1].flatten(0, 1)
-    histogram = torch.stack([torch.histc(column, bins=10, min=0, max=1) for column in x.T])
-    assert (histogram / len(x) - 0.1).abs().max() < 5 * (0.09 / len(x)) ** 0.5
-
-
 # ------------------------------------------------------------------------------------------ fixed inputs
 def test_a_fixed_context_depends_on_the_split_seed_alone_and_queries_are_free():
     """What is fitted on training functions is asked of unseen ones at the same inputs."""

@@ -9,8 +9,8 @@ from maths_checker import fault
 from torch.nn import functional as F
 
 from polyhead.tasks import Maths
-from polyhead.tasks.maths import modules as maths_modules, task as maths_task
-from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, Level
+from polyhead.tasks.maths import modules as maths_modules
+from polyhead.tasks.maths.modules import LEVELS, MODULES, Level
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY
 
 SPLITS = ("train", "validation", "iid", "compositional", "novel")
@@ -93,23 +93,6 @@ def test_extrapolation_is_longer_or_larger_than_training_ever_is(module, difficu
     assert max(number for _, number in longer) <= size
     assert min(number for _, number in larger) > size
     assert max(length for length, _ in larger) <= most
-
-
-@pytest.mark.parametrize("module", ["polynomials__expand", "calculus__differentiate"])
-def test_mixed_questions_are_a_third_of_each_difficulty(module, monkeypatch):
-    """Hard ones are more often too long for a batch; what is drawn again was drawn at any level."""
-    drawn = {}
-
-    def noted(module, level, dice):
-        found = maths_modules.question(module, level, dice)
-        drawn[found and found[0]] = level
-        return found
-
-    monkeypatch.setattr(maths_task, "question", noted)
-    shown = texts(Maths(module, "mixed"), "train")
-    for difficulty in DIFFICULTIES:
-        share = sum(drawn[asked] == LEVELS[module][difficulty] for asked, _ in shown) / len(shown)
-        assert abs(share - 1 / 3) < 0.08, difficulty
 
 
 # ------------------------------------------------------------------------------------------------------------- scores

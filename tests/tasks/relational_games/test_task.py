@@ -123,9 +123,6 @@ def test_all_kinds_of_a_class_occur():
     assert negatives[0, 1, 2] == 200
     assert min(negatives[0, 0, 2], negatives[0, 1, 1]) > 70
     assert negatives[0, 1, 0] == negatives[0, 0, 0] == 0
-    batch = RelationalGames("occurs").batch("iid", 400, seed=0, step=0)
-    where = Counter(c[6:].index(next(filter(None, c[:3]))) for c in map(cells_of, batch.inputs[1::2]))
-    assert min(where[i] for i in range(3)) > 45
 
 
 # ------------------------------------------------------------------------------------------ shapes
@@ -153,12 +150,6 @@ def test_polyominoes_are_all_that_fit(shapes, size, number):
         assert min(r for r, _ in squares) == min(c for _, c in squares) == 0
         found.add(frozenset(squares))
     assert len(found) == count(shapes) == number
-    for squares in found:  # with every turn and reflection of itself
-        turned = [(c, -r) for r, c in squares]
-        flipped = [(r, -c) for r, c in squares]
-        for other in (turned, flipped):
-            top, left = (min(square[i] for square in other) for i in (0, 1))
-            assert frozenset((r - top, c - left) for r, c in other) in found
 
 
 def test_sets_of_shapes_share_nothing_and_repeat_nothing():

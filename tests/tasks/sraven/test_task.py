@@ -52,21 +52,6 @@ def check_whole(task, batch):
         assert batch.latents["query_rules"][b, j] == rules[b, order[b, -1, j]]
 
 
-def test_rules_and_permutations_are_uniform_and_independent():
-    task = Sraven()
-    latents = task.sample("train", 57_600, generator()).latents
-    code = latents["rules"] @ torch.tensor([512, 64, 8, 1])
-    counts = code.unique(return_counts=True)[1]
-    assert len(counts) == 248
-    assert (counts - 57_600 / 248).abs().max() < 5 * (57_600 / 248) ** 0.5
-    names = {order: i for i, order in enumerate(itertools.permutations(range(4)))}
-    orders = torch.tensor([[names[tuple(c)] for c in one] for one in latents["permutations"].tolist()])  # (b g)
-    # All 24^3 triples alike: too many to look at one by one, so by the sum of squares.
-    triples = torch.bincount(orders @ torch.tensor([576, 24, 1]), minlength=24**3).double()
-    mean = 57_600 / 24**3
-    assert abs(((triples - mean) ** 2 / mean).mean() - 1) < 5 * (2 / 24**3) ** 0.5
-
-
 def test_scores_are_of_the_query_tokens_and_accuracy_wants_all_of_them():
     task = Sraven()
     batch = task.batch("train", 5, seed=0, step=0)

@@ -107,26 +107,6 @@ def test_every_token_that_is_held_out_is_scored_once(length, folder):
 
 
 # --------------------------------------------------------------------------------------------------------------- scores
-def test_scores_by_hand(folder):
-    task = task_of(folder)
-    count = task.count("iid")
-    batch = task.batch("iid", count, seed=0, step=0)
-    last = (~batch.scored).any(dim=1)
-    assert last.sum() == 1
-    logits = torch.zeros(count, 16, 256)
-    logits[:, ::2].scatter_(2, batch.targets[:, ::2, None], math.log(255.0))  # half of the tokens with p = 1/2
-    bits = torch.where(torch.arange(16) % 2 == 0, 1.0, 8.0).expand(count, 16)
-    wanted = (bits * batch.scored).sum(1) / batch.scored.sum(1)
-    found = task.metrics(logits, batch)
-    torch.testing.assert_close(found["bits_per_byte"], wanted)
-    torch.testing.assert_close(found["bits_per_byte"][~last], torch.full((count - 1,), 4.5))
-    right = ((torch.arange(16) % 2 == 0) | (batch.targets == 0)) & batch.scored
-    torch.testing.assert_close(found["accuracy"], right.sum(1) / batch.scored.sum(1))
-    mean = bits[batch.scored].mean() * math.log(2)
-    torch.testing.assert_close(task.loss(logits, batch), mean)
-    assert task.derived({"loss": math.log(7.0)}) == {"perplexity": pytest.approx(7)}
-
-
 def test_the_mean_over_a_split_is_its_bits_over_its_bytes(folder):
     """Whatever the length of the last window; and the standard error is that of such a mean."""
     task = task_of(folder, length=48)
@@ -140,6 +120,7 @@ def test_the_mean_over_a_split_is_its_bits_over_its_bytes(folder):
         assert found["sequences"] == task.count("iid")
         assert found["loss"] == pytest.approx(nats.mean().item(), rel=1e-6)
         assert found["bits_per_byte"] == pytest.approx(nats.mean().item() / math.log(2), rel=1e-6)
+        assert found["perplexity"] == pytest.approx(nats.mean().exp().item(), rel=1e-6)
         assert found["accuracy"] == pytest.approx((table[tokens[:-1]].argmax(1) == tokens[1:]).double().mean().item())
     bits = task.metrics(table[batch.inputs], batch)["bits_per_byte"].double()
     sizes, n = batch.scored.sum(1).double(), len(bits)

@@ -72,17 +72,6 @@ def test_a_tokenizer_file_neither_cuts_nor_pads(trained, tmp_path):
     refused(lambda: read(path), f"^Text: tokenizer {path} cannot be read")
 
 
-def test_a_tokenizer_of_the_hub_without_a_network_is_one_clear_line(monkeypatch):
-    library = pytest.importorskip("tokenizers")
-
-    def offline(name):
-        raise ConnectionError("HTTPSConnectionPool(host='...'): Max retries exceeded")
-
-    monkeypatch.setattr(library.Tokenizer, "from_pretrained", offline)
-    text = r"hub:openai-community/gpt2 cannot be downloaded \(ConnectionError\)"
-    refused(lambda: existing("hub:openai-community/gpt2"), text)
-
-
 def test_a_run_folder_is_enough_to_have_its_codec(tmp_path):
     pytest.importorskip("tokenizers")
     data, folder = tmp_path / "text.txt", tmp_path / "run"
