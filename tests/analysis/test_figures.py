@@ -49,7 +49,6 @@ def test_mistakes(tmp_path):
     for draw, line in (
         (lambda: figures.results({"HYLA": []}), "results: every mechanism needs at least one measured score"),
         (lambda: figures.save(figures.results({"a": [0.5]}), tmp_path / "r.xyz"), "r.xyz cannot be written ("),
-        (lambda: figures.code_maps([]), "code_maps: the list of panels is empty; give at least one"),
         (lambda: figures.heat([]), "heat: the list of panels is empty; give at least one"),
         (
             lambda: figures.heat([("a", np.zeros((2, 1)), ["x"], ["y"])]),

@@ -5,7 +5,7 @@ import pytest
 import torch
 from refusals import refusing
 
-from polyhead.analysis import embed, means, purity, similarity
+from polyhead.analysis import embed, purity, similarity
 
 
 def two_clouds(n: int = 60, h: int = 8) -> tuple[np.ndarray, np.ndarray]:
@@ -46,8 +46,6 @@ def test_mistakes() -> None:
     for call, line in (
         (lambda: embed(point[:3]), "embed: a map needs at least 4 codes, got 3"),
         (lambda: embed(point), "embed: codes must be finite but 1 of 4 are not"),
-        (lambda: means(point, labels), "means: codes must be finite but 1 of 4 are not"),
-        (lambda: purity(point, labels, neighbours=1), "purity: codes must be finite but 1 of 4 are not"),
         (lambda: purity(np.eye(4), labels, neighbours=4), "purity: neighbours must be 1 to 3, fewer than the 4 codes"),
         (lambda: similarity(np.eye(3), labels), "similarity: b = 3 in codes but 4 in labels (b) = (4,)"),
     ):

@@ -1,8 +1,4 @@
-"""Labels that a probe may predict from the code of a task's last token.
-
-A task puts its ground truth into `Batch.latents`; here it becomes one label per sequence: the terms of a fuzzy-logic
-function, the rule behind the last query token of SRAVEN and the symbol to predict there.
-"""
+"""Labels that a probe may predict from the code of a task's last token: the ground truth in `Batch.latents`."""
 
 import dataclasses
 from typing import Any

@@ -284,10 +284,13 @@ def probe_layers(
     labels_of_batches: list[Array] = []
     codes_by_layer: dict[tuple[int, str], list[Array]] = {}
     for layers, batch_labels in zip(taps, labels, strict=True):
-        labels_of_batches.append(as_array(batch_labels))
+        y = as_array(batch_labels)
+        labels_of_batches.append(y)
         for number, layer in enumerate(layers):
-            parts = codes_by_layer.setdefault((number, layer.name), [])
-            parts.append(as_array(codes(layer, q_index, k_index)))
+            x = as_array(codes(layer, q_index, k_index))
+            if x.shape[:-1] != y.shape:
+                raise ValueError(f"probe_layers: {x.shape[:-1]} codes in a batch but labels of shape {y.shape}")
+            codes_by_layer.setdefault((number, layer.name), []).append(x)
     if not labels_of_batches:
         raise ValueError("probe_layers: taps must be of at least one batch, got none")
 
@@ -299,10 +302,10 @@ def probe_layers(
     train, held_out = ~is_tested[has_label], is_tested[has_label]
     rows = []
     for (number, name), parts in codes_by_layer.items():
-        x = np.concatenate(parts)
-        if x.shape[:-1] != y.shape:
-            raise ValueError(f"probe_layers: {x.shape[:-1]} codes in layer {number} but labels of shape {y.shape}")
-        scores = probe(x[has_label], y[has_label], train=train, test=held_out).scores
+        if len(parts) != len(labels_of_batches):
+            raise ValueError(f"probe_layers: batches must have the same layers but {len(parts)} have {number} {name!r}")
+        x = np.concatenate(parts)[has_label]
+        scores = probe(x, y[has_label], train=train, test=held_out).scores
         rows.append({"layer": number, "name": name, **scores})
     return rows
 

@@ -82,7 +82,7 @@ def _sums_codes(heads: GroupTaps) -> bool:
     summed = retrieve(heads.code(), heads.v)
     if heads.gate is not None:
         summed = summed * heads.gate
-    tolerance = min(1e3 * torch.finfo(summed.dtype).eps, 0.03)
+    tolerance = min(1e3 * torch.finfo(heads.output.dtype).eps, 0.03)
     return bool((summed - heads.output).abs().max() <= tolerance * heads.output.abs().max())
 
 

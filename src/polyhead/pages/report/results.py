@@ -8,7 +8,7 @@ from operator import attrgetter
 from polyhead.analysis import figures
 from polyhead.analysis.claims import SEEDS, Estimate, above, constant
 from polyhead.pages.report.runs import Entry, SeedGroup, different_settings, headline_split
-from polyhead.pages.report.section import Draft, Section, Table, grouped_digits, networks, number, with_error
+from polyhead.pages.report.section import Draft, Section, Table, grouped_digits, number, with_error
 from polyhead.tasks.base import Task
 from polyhead.tasks.task import Score
 
@@ -76,14 +76,14 @@ def title(results: Results) -> str:
 def score_table(results: Results) -> Table:
     """Mechanisms, best first, then baselines: scores by split, networks, parameters, seconds of training."""
     task = results.task
-    head = ["", *map(task.split_name, results.splits), "trained", "parameters", "seconds"]
+    head = ["", *map(task.split_name, results.splits), "networks", "parameters", "seconds"]
     rows = []
     ranked = results.ranked()
     unranked = [group for group in results.groups if group.finished and group not in ranked]
     for group in [*ranked, *unranked]:
         scores = map(with_error, map(group.score, results.splits))
         sizes = [grouped_digits(group.mean("parameters")), grouped_digits(group.mean("seconds"))]
-        rows.append([group.label, *scores, networks(len(group.finished)), *sizes])
+        rows.append([group.label, *scores, str(len(group.finished)), *sizes])
     for name in results.baseline_order():
         scores = map(with_error, map(results.baselines[name].get, results.splits))
         label = baseline_label(task, name)

@@ -1,7 +1,4 @@
-"""The runs of a report: their folders, grouped over seeds, and the baselines of their task.
-
-Every number is read from a run folder or computed from the task.
-"""
+"""The runs of a report: their folders, grouped over seeds, and the baselines of their task."""
 
 import dataclasses
 import itertools

@@ -73,12 +73,6 @@ def grouped_digits(value: float | None) -> str:
     return f"{value:,.0f}"
 
 
-def networks(count: int) -> str:
-    if count == 1:
-        return "1 network"
-    return f"{count} networks"
-
-
 def slug(label: str, *parts: object) -> str:
     """A name for a file and an element: letters, digits and hyphens."""
     text = "-".join(map(str, (label, *parts)))
