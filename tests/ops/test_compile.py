@@ -1,7 +1,5 @@
 """Every op compiles as one graph for all lengths; the custom ops keep the rules of torch.library."""
 
-import shutil
-
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -48,16 +46,6 @@ def test_one_graph_for_all_lengths(problem, arguments, op, impl):
         lambda t: arguments(op, problem(t, t, d=8, e=8)[0]),
         "eager" if impl == "sdpa" else "aot_eager",
     )
-
-
-@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler and there is no g++")
-def test_the_whole_way_through_the_compiler(problem):
-    """Inductor, too; once, as it takes its time."""
-    compiled = torch.compile(lambda q, k, v: ops.hyla(q, k, v, causal=True, impl="blocked").sin(), fullgraph=True)
-    qkv, _ = problem(9, 9, dtype=torch.float32)
-    out, wanted = compiled(*qkv), ops.hyla(*qkv, causal=True, impl="reference").sin()
-    assert_close(out, wanted)
-    assert_close(torch.autograd.grad(out.sum(), qkv), torch.autograd.grad(wanted.sum(), qkv), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("full", [False, True])

@@ -50,6 +50,7 @@ CHOICES = [
     ("linear", {}, {"normalise": "softmax"}, "reference"),
     ("relational", LONG, {"act": "softmax"}, "reference"),
     ("abstractor", {}, {"act": "relu"}, "reference"),
+    ("pooled", {"b": 3, "t": 4096, "s": 4096, "d": 1, "e": 1}, {"pool": "max", "network": "sequence"}, "reference"),
     # what was measured to be faster
     ("relational", LONG, {"act": "relu", "relations": (3, 1)}, "native or blocked"),
     ("relational", LONG, {"causal": True, "relations": (8, 4)}, "native or blocked"),

@@ -17,7 +17,7 @@ from polyhead.ops.latent_code import latent_code, relations
 from polyhead.ops.registry import OPS, TENSORS, resolve
 from polyhead.spec import MECHANISMS, NETWORKS, NORMALISE, RELATION_ACTS
 
-BIASES, MASKS, BOTH = (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane"), (False, True)
+BIASES, MASKS, BOTH = (None, "offset", "dense", "per_sample"), (None, "rows", "keys", "plane", "thin"), (False, True)
 LIMITS = [((t, s), {}) for t, s in ((1, 4), (4, 4), (5, 3), (3, 5))]
 LIMITS += [((5, 3), {"window": 1}), ((3, 5), {"window": 2})]
 LIMITS += [((5, 5), {"edges": (0, 2, 2, 3, 5)}), ((5, 5), {"window": 2, "edges": (0, 1, 3)})]

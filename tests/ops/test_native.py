@@ -18,7 +18,7 @@ from torch.testing import assert_close
 from polyhead import ops
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.dispatch import choose
-from polyhead.ops.native import library as native
+from polyhead.ops.native import library as native, prebuilt
 from polyhead.ops.native.check import CHECKS
 from polyhead.ops.registry import IMPLS, OPS
 
@@ -220,3 +220,51 @@ def test_a_check_whose_verdict_cannot_be_kept_is_made_again(place, monkeypatch, 
     native._LIBRARIES.clear()
     assert native.load_error("hyla") is None
     assert len(checks) == 1
+
+
+# ---------------------------------------------------------------------------------------------------- builds of a wheel
+@pytest.fixture
+def wheel(place, monkeypatch, library):
+    """A package whose wheel has that build under the highest level of this processor; there is no compiler."""
+    levels = prebuilt.levels_of_this_processor()
+    if not levels:
+        pytest.skip("no wheels for such a processor")
+    digest = prebuilt.source_digest(prebuilt.FOLDER.parent, "hyla")
+    folder = place / "prebuilt"
+    folder.mkdir()
+    path = folder / prebuilt.library_name("hyla", levels[0], digest)
+    path.write_bytes(library.read_bytes())
+    monkeypatch.setattr(prebuilt, "FOLDER", folder)
+    monkeypatch.setattr(prebuilt, "source_digest", lambda folder, source: digest)
+    monkeypatch.setattr(native, "prebuilt_library", prebuilt.prebuilt_library)
+    return path
+
+
+def test_the_wheel_needs_no_compiler(wheel, monkeypatch):
+    q, k, v = torch.randn(3, 1, 5, 2, 4)
+    expected = ops.hyla(q, k, v, impl="reference")
+    assert_close(ops.hyla(q, k, v, impl="native"), expected)
+    assert native.status("hyla") == "came with the package"
+
+
+def test_the_verdict_of_the_check_is_kept_in_the_cache(wheel, monkeypatch):
+    assert native.load_error("hyla") is None
+    monkeypatch.setattr(native, "_LIBRARIES", {})
+    monkeypatch.setattr(native, "worst_error", lambda *_: pytest.fail("checked twice"))
+    assert native.load_error("hyla") is None
+
+
+@pytest.mark.parametrize("error", [native.TOLERANCE, float("nan")])
+def test_wrong_numbers_of_the_wheel_are_refused(wheel, monkeypatch, error):
+    monkeypatch.setattr(native, "worst_error", lambda *_: error)
+    assert "computes wrong numbers" in native.load_error("hyla")
+
+
+def test_the_highest_level_of_the_same_sources_is_chosen_without_flags_of_the_user(wheel, monkeypatch):
+    monkeypatch.setattr(prebuilt, "levels_of_this_processor", lambda: ["none", *prebuilt.NEEDED_FLAGS, "aarch64"])
+    assert native._prebuilt("hyla", torch.float32) == wheel
+    with monkeypatch.context() as patch:
+        patch.setenv("POLYHEAD_NATIVE_FLAGS", "-O2")
+        assert native._prebuilt("hyla", torch.float32) is None
+    monkeypatch.setattr(prebuilt, "source_digest", lambda folder, source: "0" * 16)
+    assert native._prebuilt("hyla", torch.float32) is None

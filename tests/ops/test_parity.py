@@ -23,7 +23,7 @@ SKIPPED = ("reference", "triton")
 PAIRS = [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl not in SKIPPED]
 GRID = [(op, impl, variant) for op, impl in PAIRS for variant in VARIANTS[op]]
 SIZES = [(1, 1), (1, 6), (5, 5), (7, 4), (4, 9)]
-OPTIONS = [(None, "offset", "dense", "per_sample"), (None, "rows", "keys"), (False, True), (False, True)]
+OPTIONS = [(None, "offset", "dense", "per_sample"), (None, "rows", "keys", "thin"), (False, True), (False, True)]
 PACKED = (0, 4, 4, 5, 8)
 """Edges of sequences, one of them empty and one of length 1; a row before the first belongs to it."""
 LIMITS = [(size, n, None) for size, n in zip([(1, 6), (5, 5), (5, 5), (7, 4), (7, 4), (4, 9)], 3 * (1, 3), strict=True)]

@@ -10,9 +10,6 @@ from torch.testing import assert_close
 
 import polyhead as ph
 from polyhead.layers.cache import LayerCache
-from polyhead.ops.call import AttentionCall
-from polyhead.ops.dispatch import choose
-from polyhead.ops.pooled.op import POOLED, reference
 from polyhead.spec import ACTS, NORMALISE, POOLS
 
 CASES = list(itertools.product(POOLS, ((4, 4), (5, 3), (1, 4)), (None, "rows")))
@@ -28,13 +25,9 @@ def test_equals_the_oracle_with_its_gradients(problem, number):
     out = ph.ops.pooled_attention(*qkv, **options)
     wanted = oracle.answer("pooled", dict(zip("qkv", qkv, strict=True)), options)
     assert_close(out, wanted, rtol=1e-9, atol=1e-9)
-    gradients, exact = (torch.autograd.grad(y.square().sum() + y.sum(), qkv) for y in (out, wanted))
-    if mask != "rows":
-        assert_close(gradients, exact, rtol=1e-9, atol=1e-9)
-        return
-    assert all(gradient.isfinite().all() for gradient in gradients)
-    assert (out[0, t // 2] == 0).all()
-    assert (gradients[0][0, t // 2] == 0).all()
+    gradients = (torch.autograd.grad(y.square().sum() + y.sum(), qkv) for y in (out, wanted))
+    assert_close(*gradients, rtol=1e-9, atol=1e-9)
+    assert mask != "rows" or (out[0, t // 2] == 0).all()
 
 
 @pytest.mark.parametrize("pool", POOLS)
@@ -75,12 +68,6 @@ def test_what_would_hide_queries_is_refused(options, reason):
     q, k, v = torch.randn(3, 1, 4, 2, 3)
     with refusing(f"pooled_attention: {reason}"):
         ph.ops.pooled_attention(q, k, v, network="sequence", **options)
-
-
-def test_tiles_are_never_chosen():
-    large = torch.zeros(1, 1, 1, 1).expand(3, 4096, 1, 1)
-    call = AttentionCall(large, large, large, normalise="identity", pool="max", network="sequence")
-    assert choose(POOLED, call) is reference
 
 
 def test_layers_and_models_with_an_order_are_refused():

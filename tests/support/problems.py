@@ -52,9 +52,16 @@ def make_bias(kind, b, h, t, s, dtype):
 
 
 def make_mask(kind, b, h, t, s):
-    """`rows`: one query of sample 0 sees no key, in all heads; `plane`: one of every sample; `keys`: padding."""
+    """`rows`: one query of sample 0 sees no key, in all heads; `plane`: one of every sample; `keys`: padding.
+
+    `thin`: sizes of 1 anywhere.
+    """
     if kind is None:
         return None
+    if kind == "thin":
+        shapes = [(b, 1, 1, 1), (b, 1, t, 1), (h, 1, s), (h, 1, 1), (t, 1), (s,), (1,)]
+        shape = shapes[int(torch.randint(len(shapes), ()))]
+        return (torch.arange(shape[0]) % 2 == 0).view(-1, *(1,) * (len(shape) - 1)).expand(shape)
     if kind == "keys":
         mask = torch.rand(b, 1, 1, s) > 0.3
         mask[..., -1] = True
