@@ -244,14 +244,13 @@ class MultiHeadAttention(nn.Module):
         if self.relative is None or call.is_empty:
             return bias
         t, s = call.t, call.s
-        if not isinstance(self.relative, RelativePositionBias):
-            self.relative.leave_meta(call.x)
         if call.positions is not None:
             relative = self.relative.dense(call.positions, call.all_key_positions())
-        elif self.causal:  # the last query is the last key
-            relative = self.relative(t, s, offset=s - t)
         else:
-            relative = self.relative(t, s, offset=call.num_cached)
+            offset = call.num_cached
+            if self.causal:  # the last query is the last key
+                offset = s - t
+            relative = self.relative(t, s, offset=offset, device=call.x.device)
         relative = relative.to(at_least_float32(call.x.dtype))  # bfloat16 cannot hold a distance of 257
         if bias is None:
             return relative

@@ -51,9 +51,6 @@ class MlpLayer(nn.Module):
         _check_width("MlpLayer", self.up.in_features, x)
         return self.down(self._act(self.up(x)))
 
-    def extra_repr(self) -> str:
-        return f"act={self.act!r}"
-
 
 class SwigluLayer(nn.Module):
     """`w2(silu(w1 x) * w3 x)`; `hidden` defaults to `swiglu_width(dim)`; `bias` is for all three maps."""
@@ -155,9 +152,6 @@ class MixtureOfExperts(nn.Module):
     def __getstate__(self) -> dict[str, object]:
         """The state without `balance_loss`, whose graph can be neither copied nor pickled."""
         return {**self.__dict__, "balance_loss": None}
-
-    def extra_repr(self) -> str:
-        return f"experts={self.experts}, top_k={self.top_k}, act={self.act!r}"
 
 
 def build_feedforward(

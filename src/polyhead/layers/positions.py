@@ -5,6 +5,7 @@ whenever the module is moved, cast or materialised, so they are never rounded to
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Unpack
@@ -141,9 +142,6 @@ class RotaryEmbedding(nn.Module):
         cos, sin = table[positions.long()].chunk(2, -1)
         return rotate(x, cos, sin, self.layout)
 
-    def extra_repr(self) -> str:
-        return f"{self.dim}, theta={self.theta:g}, max_length={self.max_length}, layout={self.layout!r}"
-
 
 def rotary_tables(
     positions: config.Rotary, layers: Sequence[Sequence[config.Mechanism]], dim: int, max_length: int, device: Device
@@ -211,7 +209,31 @@ def _bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> Tenso
     return torch.tensor(table.tolist())
 
 
-class RelativePositionBias(nn.Module):
+class PositionBias(nn.Module):
+    """A bias on the scores that depends on the distance of query and key."""
+
+    def bias(self, distance: Int[Tensor, "..."]) -> Float[Tensor, "... h"]:
+        """The bias of each head for these distances, query position minus key position."""
+        raise NotImplementedError
+
+    def forward(
+        self, t: int, s: int, *, offset: int = 0, device: torch.device | None = None
+    ) -> Float[Tensor, "h {t}+{s}-1"]:
+        """The bias by offset: column j - i + t - 1 for query i and key j.
+
+        `offset` is the position of query 0 minus that of key 0.  Causal attention aligns the last query with the last
+        key and needs `offset = s - t`.  `device` is that of the module's constants by default.
+        """
+        if device is None:
+            device = next(itertools.chain(self.parameters(), self.buffers())).device
+        return self.bias(distances(t, s, offset, device)).T
+
+    def dense(self, queries: Int[Tensor, "#b t"], keys: Int[Tensor, "#b s"]) -> Float[Tensor, "#b h t s"]:
+        """The bias between the given positions."""
+        return self.bias(queries[..., :, None] - keys[..., None, :]).movedim(-1, -3)
+
+
+class RelativePositionBias(PositionBias):
     """T5's learned bias on the scores: one number per head and bucket of distances (`relative_buckets`).
 
     `table` is (heads, buckets).  The bias is returned by offset, so no (t s) tensor is needed.
@@ -240,49 +262,28 @@ class RelativePositionBias(nn.Module):
         """N(0, 1 / buckets), not truncated."""
         nn.init.normal_(self.table, std=self.buckets**-0.5)
 
-    def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
-        """The bias by offset: column j - i + t - 1 for query i and key j.
-
-        `offset` is the position of query 0 minus that of key 0.  Causal attention aligns the last query with the last
-        key and needs `offset = s - t`.
-        """
-        return self._rows(distances(t, s, offset, self.table.device)).T
-
-    def dense(self, queries: Int[Tensor, "#b t"], keys: Int[Tensor, "#b s"]) -> Float[Tensor, "#b h t s"]:
-        """The bias between the given positions."""
-        return self._rows(queries[..., :, None] - keys[..., None, :]).movedim(-1, -3)
-
-    def _rows(self, distance: Tensor) -> Tensor:
+    def bias(self, distance: Int[Tensor, "..."]) -> Float[Tensor, "... h"]:
+        """The numbers of the distances' buckets."""
         # Row 0 is the distance -reach; distances beyond the ends share the buckets of the ends.
         reach = max(self.buckets, self.max_distance)
         bucket = self.bucket(self.table)[distance.long().clamp(-reach, reach) + reach]
         return F.embedding(bucket, self.table.T)
 
-    def extra_repr(self) -> str:
-        return f"{self.heads}, {self.buckets}, max_distance={self.max_distance}, bidirectional={self.bidirectional}"
 
-
-def alibi_slopes(heads: int) -> list[float]:
+def alibi_slopes(heads: int) -> Float[Tensor, " h"]:
     """`2^(-8 i / heads)` for i = 1 .. heads.  If heads is not a power of two: the slopes of the next lower power p,
     then every second slope of 2 p (Press et al. 2022, appendix).
 
-    >>> alibi_slopes(3)
+    >>> alibi_slopes(3).tolist()
     [0.0625, 0.00390625, 0.25]
     """
     power = 2 ** int(math.log2(heads))
-    slopes = []
-    for i in range(1, power + 1):
-        slopes.append(2.0 ** (-8.0 * i / power))
-    for i in range(1, 2 * (heads - power), 2):
-        slopes.append(2.0 ** (-4.0 * i / power))
-    return slopes
+    first, second = torch.arange(1, power + 1), 2 * torch.arange(heads - power) + 1
+    exponents = torch.cat((8.0 * first / power, 4.0 * second / power)).double()
+    return 2.0**-exponents
 
 
-def _slope_table(heads: int) -> Tensor:
-    return torch.tensor(alibi_slopes(heads), dtype=torch.float64)
-
-
-class AlibiBias(nn.Module):
+class AlibiBias(PositionBias):
     """`-slope_h |i - j|` on the scores: no parameters, and no limit on the length (Press et al. 2022)."""
 
     def __init__(self, heads: int, **placement: Unpack[Placement]) -> None:
@@ -290,25 +291,11 @@ class AlibiBias(nn.Module):
         if heads < 1:
             raise ValueError(f"AlibiBias: heads must be at least 1 but is {heads}")
         self.heads = heads
-        self.slopes = Constant(functools.partial(_slope_table, heads), **placement)
+        self.slopes = Constant(functools.partial(alibi_slopes, heads), **placement)
 
-    def forward(self, t: int, s: int, *, offset: int = 0) -> Float[Tensor, "h {t}+{s}-1"]:
-        """The bias by offset, as in `RelativePositionBias`."""
-        slopes = self.slopes.value
-        return -slopes[:, None] * distances(t, s, offset, slopes.device).abs()
-
-    def dense(self, queries: Int[Tensor, "#b t"], keys: Int[Tensor, "#b s"]) -> Float[Tensor, "#b h t s"]:
-        """The bias between the given positions."""
-        distance = (queries[..., :, None] - keys[..., None, :]).abs()
-        # (h 1 1) times (b|1 1 t s): a bias for each head and pair.
-        return -self.slopes(queries)[:, None, None] * distance[..., None, :, :]
-
-    def leave_meta(self, x: Tensor) -> None:
-        """Build the slopes on x's device if they are on the meta device: no state dict holds them."""
-        self.slopes(x)
-
-    def extra_repr(self) -> str:
-        return f"{self.heads}"
+    def bias(self, distance: Int[Tensor, "..."]) -> Float[Tensor, "... h"]:
+        """Minus the slopes times the absolute distances."""
+        return -self.slopes(distance) * distance.abs()[..., None]
 
 
 # -------------------------------------------------------------------------------------------------- vectors for inputs
@@ -329,9 +316,6 @@ class LearnedPositions(nn.Module):
         """The vectors of `positions`, integers in [0, max_length); out of range raises ValueError in eager mode."""
         check_range("LearnedPositions", positions, self.max_length)
         return F.embedding(positions.long(), self.table)
-
-    def extra_repr(self) -> str:
-        return f"{self.max_length}, {self.dim}"
 
 
 def _sinusoidal_table(dim: int, theta: float, length: int) -> Tensor:
@@ -359,6 +343,3 @@ class SinusoidalPositions(nn.Module):
         eager mode."""
         check_range("SinusoidalPositions", positions, self.max_length)
         return self.table(positions)[positions.long()].to(self.like.dtype)
-
-    def extra_repr(self) -> str:
-        return f"{self.max_length}, {self.dim}, theta={self.theta:g}"

@@ -124,10 +124,6 @@ class SymbolicAttention(SymbolModule):
         library = self.library.unflatten(-1, (self.heads, -1))
         return torch.einsum("bshn,nhe->bshe", self.assignments(x), library).flatten(2)
 
-    def extra_repr(self) -> str:
-        trainable = isinstance(self.library, nn.Parameter)
-        return f"count={len(self.templates)}, heads={self.heads}, trainable={trainable}"
-
 
 class RelationalSymbols(SymbolModule):
     """Symbolic attention whose query is a token's relations to its neighbours, see `config.RelationalSymbols`.
@@ -224,9 +220,6 @@ class RelationalSymbols(SymbolModule):
             raise ValueError(f"RelationalSymbols: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
         return self.symbolic(self._asked(x, arguments))
 
-    def extra_repr(self) -> str:
-        return f"steps={list(self.steps)}, relations={self.relations}, normalise={self.normalise}"
-
 
 def in_place_of_padding(x: Tensor, real: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """`x` (b s m) with padding (`real` (b s) is False) replaced by the real token of its sequence before it or, if
@@ -279,9 +272,6 @@ class PositionSymbols(SymbolModule):
             return self.table[places_in(arguments.cu_seqlens, x.shape[1])]
         return self.table[None, arguments.first : arguments.first + x.shape[1]]
 
-    def extra_repr(self) -> str:
-        return f"{self.symbol_dim}, max_length={self.max_length}"
-
 
 class RelativeSymbols(SymbolModule):
     """A learned symbol for each offset j - i of key and query; `table` is (2 distance + 1, dim), with offset 0 in row
@@ -312,9 +302,6 @@ class RelativeSymbols(SymbolModule):
         if self.longest is not None:
             _check_length("RelativeSymbols", x, arguments, self.longest, ": give distance= to clip offsets")
         return self.table
-
-    def extra_repr(self) -> str:
-        return f"{self.symbol_dim}, distance={self.distance}"
 
 
 def _check_length(kind: str, x: Tensor, arguments: SymbolArguments, longest: int, advice: str = "") -> None:

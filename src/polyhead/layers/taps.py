@@ -125,26 +125,6 @@ class Taps:
     groups: tuple[GroupTaps, ...]
     name: str = ""  # name of the layer, in a foreign model or an encoder-decoder
 
-    def _only(self, name: str) -> GroupTaps:
-        if len(self.groups) != 1:
-            raise ValueError(f"Taps: this layer has {len(self.groups)} groups of heads: ask for groups[i].{name}")
-        return self.groups[0]
-
-    @property
-    def q(self) -> Tensor:
-        """Queries (b t h d) of the only group of heads.  Raises ValueError if there are several groups."""
-        return self._only("q").q
-
-    @property
-    def k(self) -> Tensor:
-        """Keys (b s g d) of the only group."""
-        return self._only("k").k
-
-    @property
-    def v(self) -> Tensor:
-        """Values (b s g e) of the only group."""
-        return self._only("v").v
-
 
 @contextlib.contextmanager
 def looking(model: nn.Module) -> Iterator[None]:

@@ -253,9 +253,6 @@ class ClassOutput(nn.Module):
             return self.linear(first_of_tokens(x, mask))
         return self.linear(mean_of_tokens(x, mask))
 
-    def extra_repr(self) -> str:
-        return f"pool={self.pool!r}"
-
 
 def check_mask(caller: str, name: str, mask: Tensor | None, x: Tensor | None) -> None:
     """Raise ValueError unless `mask` is that of all tokens of `x` (b t m): one column would be read as all of them."""

@@ -119,7 +119,7 @@ def test_capture_changes_nothing_even_after_an_error(monkeypatch):
     model.train()
     model.transformer.h[0].ln_1.eval()
     modes = [m.training for m in model.modules()]
-    assert torch.equal(capture(model, given)[1].q, capture(model, given)[1].q)  # no dropout
+    assert torch.equal(capture(model, given)[1].groups[0].q, capture(model, given)[1].groups[0].q)  # no dropout
 
     def broken(*_, **__):
         raise KeyError("broken")
@@ -136,10 +136,10 @@ def test_capture_changes_nothing_even_after_an_error(monkeypatch):
 
 def test_ways_to_give_the_inputs():
     model, given = make("gpt2"), inputs("gpt2")
-    wanted = capture(model, given)[1].q
-    assert torch.equal(capture(model, given["input_ids"], attention_mask=given["attention_mask"])[1].q, wanted)
+    wanted = capture(model, given)[1].groups[0].q
+    assert torch.equal(capture(model, given["input_ids"], attention_mask=given["attention_mask"])[1].groups[0].q, wanted)
     with torch.inference_mode():
-        assert torch.equal(capture(model, given)[1].q, wanted)
+        assert torch.equal(capture(model, given)[1].groups[0].q, wanted)
 
 
 def test_keys_from_a_cache_have_codes():
@@ -147,7 +147,7 @@ def test_keys_from_a_cache_have_codes():
     with torch.no_grad():
         past = model(given["input_ids"][:, :5], use_cache=True)[CACHE]
     whole, taps = capture(model, given), capture(model, given["input_ids"][:, 5:], **{CACHE: past})
-    assert taps[1].k.shape == (2, 7, 2, 6)
+    assert taps[1].groups[0].k.shape == (2, 7, 2, 6)
     assert_close(codes(taps[1], -1, 2), codes(whole[1], -1, 2), rtol=1e-9, atol=1e-9)
 
 

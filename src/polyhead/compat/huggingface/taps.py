@@ -48,7 +48,7 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
     >>> import transformers
     >>> gpt = transformers.GPT2Model(transformers.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4))
     >>> taps = capture(gpt, torch.randint(100, (3, 7)))
-    >>> [(layer.name, *layer.q.shape) for layer in taps]
+    >>> [(layer.name, *layer.groups[0].q.shape) for layer in taps]
     [('h.0.attn', 3, 7, 4, 8), ('h.1.attn', 3, 7, 4, 8)]
 
     A query without a visible key (padding on the left) has the code 0.  Afterwards the model is as before.

@@ -29,7 +29,7 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
     >>> taps = capture(torch.nn.TransformerEncoder(layer, 2), torch.randn(3, 5, 16))
-    >>> [(layer.name, *layer.q.shape) for layer in taps]
+    >>> [(layer.name, *layer.groups[0].q.shape) for layer in taps]
     [('layers.0.self_attn', 3, 5, 4, 4), ('layers.1.self_attn', 3, 5, 4, 4)]
 
     `x` is the query, and `context` the tensor from which values are computed.  During the call PyTorch's fused encoder
