@@ -1,9 +1,8 @@
 """The KV cache: what layers store of earlier tokens, so that decoding computes only the new ones.
 
-Keys, values, relation keys and symbols are stored as they enter the equation: normalised, rotated and projected.  So a
-cached step computes the same as an uncached one; nothing is approximated.  Linear heads without normalisation store the
-sum over all tokens instead, whose size does not grow.  A layer with a window drops keys that no later token can attend
-to, so its cache does not grow either.  If positions are given, they must increase from token to token.
+Keys, values, relation keys and symbols are stored as they enter the equation: normalised, rotated and projected.
+Linear heads without normalisation store the sum over all tokens instead; a layer with a window drops the keys that no
+later token can see.  If positions are given, they must increase from token to token.
 """
 
 import contextlib
@@ -151,9 +150,7 @@ class LayerCache:
         return new
 
     def __copy__(self) -> "LayerCache":
-        new = self.copied()  # Python's own copy would share the dictionaries
-        new._owner, new._cross = None, copy.copy(self._cross)
-        return new
+        return copy.deepcopy(self)  # a shallow copy would share the dictionaries
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_whole": False, "_owner": None}  # a cache from a file meets a model that was built anew
@@ -238,9 +235,7 @@ class Cache:
             layer.reorder(rows, batch)
 
     def __copy__(self) -> "Cache":
-        new = Cache(len(self))
-        new.layers = tuple(map(copy.copy, self.layers))
-        return new
+        return copy.deepcopy(self)
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -262,13 +262,11 @@ class LayerLimits:
 
 def pairs_of_heads(pairs: Tensor | None, first: int, last: int) -> Tensor | None:
     """Heads `first` to `last` of a bias (b h t s) or (h t+s-1), a mask of 1 to 4 dimensions or a dropout mask."""
-    if pairs is None or pairs.ndim == 1:
-        return pairs
-    if pairs.ndim == 2:  # a bias by offset is floating; a (t s) mask is shared by all heads
-        if pairs.is_floating_point():
-            return pairs[first:last]
-        return pairs
-    if pairs.shape[-3] == 1:
+    if pairs is None:
+        return None
+    if pairs.ndim == 2 and pairs.is_floating_point():  # by offset; a mask (t s) is shared by all heads
+        return pairs[first:last]
+    if pairs.ndim < 3 or pairs.shape[-3] == 1:
         return pairs
     return pairs[..., first:last, :, :]
 

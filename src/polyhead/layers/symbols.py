@@ -58,9 +58,10 @@ class SymbolArguments(NamedTuple):
 
 
 class SymbolModule(nn.Module, abc.ABC):
-    """The base of all sources of symbols; `symbol_dim` is the width of a symbol."""
+    """The base of all sources of symbols; `symbol_dim` is the width of a symbol, `dim` that of x if it is read."""
 
     symbol_dim: int
+    dim: int | None = None
 
     def forward(self, x: Float[Tensor, "b s m"], **arguments: Any) -> Float[Tensor, "..."]:
         """Symbols by key, (b|1 s symbol_dim), or a table by offset, (2 distance + 1, symbol_dim).
@@ -69,8 +70,9 @@ class SymbolModule(nn.Module, abc.ABC):
         ValueError for a wrong shape, for positions out of range (given ones and those of packed sequences only in eager
         mode), and if earlier tokens are needed without a cache.
         """
-        if x.ndim != 3:
-            raise ValueError(f"{type(self).__name__}: x must be (b s m) but has shape {tuple(x.shape)}")
+        width = self.dim or x.shape[-1]
+        if x.ndim != 3 or x.shape[-1] != width:
+            raise ValueError(f"{type(self).__name__}: m = {width} but x (b s m) = {tuple(x.shape)}")
         return self.symbols(x, SymbolArguments(**arguments))
 
     @abc.abstractmethod
@@ -118,8 +120,6 @@ class SymbolicAttention(SymbolModule):
 
     def symbols(self, x: Float[Tensor, "b s m"], arguments: SymbolArguments) -> Float[Tensor, "b s _"]:
         """Symbols (b s symbol_dim) of each token, which depend on no other token and no other argument."""
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"SymbolicAttention: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
         # Each head mixes its part of the library (n h e); the mixtures (b s h e) stand side by side in a symbol.
         library = self.library.unflatten(-1, (self.heads, -1))
         return torch.einsum("bshn,nhe->bshe", self.assignments(x), library).flatten(2)
@@ -154,7 +154,11 @@ class RelationalSymbols(SymbolModule):
         self.normalise, self.causal = source.normalise, causal
         if source.causal is not None:
             self.causal = source.causal
-        self.steps = neighbour_steps(source.neighbours, source.include_self, self.causal)
+        # The offsets of a token's neighbours, such as (-1, -2) or (-1, 0, 1).
+        steps = range(-source.neighbours, source.neighbours + 1)
+        if self.causal:  # nearest first
+            steps = range(0, -source.neighbours - 1, -1)
+        self.steps = tuple(step for step in steps if step != 0 or source.include_self)
         self.q = nn.Linear(dim, dim, **placement)
         self.k = nn.Linear(dim, dim, **placement)
         self.map = nn.Linear(len(self.steps) * self.relations, dim, **placement)
@@ -216,8 +220,6 @@ class RelationalSymbols(SymbolModule):
 
     def symbols(self, x: Float[Tensor, "b s m"], arguments: SymbolArguments) -> Float[Tensor, "b s _"]:
         """Symbols (b s symbol_dim) of each token, by its relations to its neighbours."""
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"RelationalSymbols: m = {self.dim} but x (b s m) = {tuple(x.shape)}")
         return self.symbolic(self._asked(x, arguments))
 
 
@@ -233,18 +235,6 @@ def in_place_of_padding(x: Tensor, real: Tensor, cu_seqlens: Tensor | None) -> t
         known = last >= starts_in(cu_seqlens, x.shape[1])
     index = torch.where(known, last, following)
     return x.gather(1, index[..., None].expand(x.shape)), known
-
-
-def neighbour_steps(neighbours: int, include_self: bool, causal: bool) -> tuple[int, ...]:
-    """The offsets of a token's neighbours.
-
-    >>> neighbour_steps(2, False, True), neighbour_steps(1, True, False)
-    ((-1, -2), (-1, 0, 1))
-    """
-    steps = range(-neighbours, neighbours + 1)
-    if causal:  # nearest first
-        steps = range(0, -neighbours - 1, -1)
-    return tuple(step for step in steps if step != 0 or include_self)
 
 
 class PositionSymbols(SymbolModule):

@@ -4,11 +4,9 @@
              rescaled; token tables N(0, 1/width)
     cs336    (course handout 3.4.1) matrices N(0, 2/(in + out)) and token tables N(0, 1), both truncated at three
 
-In both, norms are 1, biases 0 and relative-bias tables N(0, 1/buckets).  The joint q/k/v matrix is filled like three
-separate projections.  Libraries, templates and position tables of symbols are N(0, 1); relative symbols are uniform
-with variance 2/(rows + width).  Relation weights are filled last by their own rule, which depends on the maps around
-them.  The output map of a language model gets a smaller standard deviation if its initial loss would otherwise be far
-from ln(tokens), see `initial_logit_factor`.
+In both, norms are 1 and biases 0.  The joint q/k/v matrix is filled like three separate projections; other modules have
+their own rule, `reset_parameters`.  Relation weights are filled last, because they depend on the maps around them.  The
+output map of a language model may get a smaller standard deviation, see `initial_logit_factor`.
 """
 
 import math

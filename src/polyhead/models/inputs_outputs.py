@@ -229,8 +229,6 @@ class TiedOutput(nn.Module):
 
     def _embeddings(self) -> Tensor:
         """The embeddings of all tokens: for a wrapped table (LoRA) they differ from its weight."""
-        if getattr(self, "_is_replica", False):  # of DataParallel: the table in `source` is on another device
-            return self.weight
         table = self.source[0].table
         # A wrapper may add to the weight in its `forward`, so it is called with all tokens (c,) for the rows (c m).
         if type(table).forward is not nn.Embedding.forward:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from polyhead.config import FeedForward, Model, TransformerConfig
+from polyhead.config import Model, TransformerConfig
 from polyhead.models.build import build
 
 M = TypeVar("M", bound=Model)
@@ -45,12 +45,12 @@ def match(settings: M, target: int, *, field: str, tolerance: float = 0.01) -> M
             low = middle
         else:
             high = middle
-    around = [resized(settings, field, width) for width in (low, high) if width]
-    nearest = min(around, key=lambda candidate: abs(parameters(candidate) - target))
-    if abs(parameters(nearest) - target) > tolerance * target:
-        tried = ", ".join(f"{_value(s, field)} has {parameters(s):,}" for s in around)
+    counts = {width: parameters(resized(settings, field, width)) for width in (low, high) if width}
+    nearest = min(counts, key=lambda width: abs(counts[width] - target))
+    if abs(counts[nearest] - target) > tolerance * target:
+        tried = ", ".join(f"{field} {width} has {count:,}" for width, count in counts.items())
         raise ValueError(f"match: no {field} gives {target:,} parameters within {tolerance:.1%}: {tried}")
-    return nearest
+    return resized(settings, field, nearest)
 
 
 def resized(settings: M, field: str, width: int) -> M:
@@ -66,10 +66,3 @@ def resized(settings: M, field: str, width: int) -> M:
     if settings.encoder is not None:
         changes["encoder"] = resized(settings.encoder, field, width)
     return dataclasses.replace(settings, **changes)
-
-
-def _value(settings: Model, field: str) -> str:
-    feedforward: FeedForward | None = getattr(settings, "feedforward", None)
-    if feedforward is not None:
-        return f"{field} {feedforward.hidden}"
-    return f"{field} {getattr(settings, field)}"

@@ -6,9 +6,10 @@ With an encoder, every block also attends to encoder(source), the stream after t
 """
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,14 +18,14 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.config import SymbolHeads, SymbolicAttention, TransformerConfig
 from polyhead.config.mechanisms import MECHANISMS
-from polyhead.layers.block import build_norm
+from polyhead.layers.attention import MultiHeadAttention, Positions
+from polyhead.layers.block import TransformerBlock, build_norm
 from polyhead.layers.cache import Cache, whole
 from polyhead.layers.device import Device, Placement
-from polyhead.layers.feedforward import MixtureOfExperts
-from polyhead.layers.positions import leave_meta, places_in
+from polyhead.layers.feedforward import MixtureOfExperts, build_feedforward
+from polyhead.layers.positions import leave_meta, places_in, rotary_tables
 from polyhead.layers.projection import computes, hooked
 from polyhead.layers.taps import Taps
-from polyhead.models.blocks import build_block, layer_positions
 from polyhead.models.initialise import initial_logit_factor, initialise
 from polyhead.models.inputs_outputs import (
     ClassOutput,
@@ -61,10 +62,6 @@ class Transformer(nn.Module):
     encoder: nn.Module | None
     _own: Sources
 
-    def extra_repr(self) -> str:
-        groups = ", ".join(f"{type(group).__name__}({group.heads})" for group in self.config.layer_heads(0))
-        return f"dim={self.config.dim}, layers={self.config.layers}, heads=[{groups}], causal={self.config.causal}"
-
     def __init__(
         self,
         settings: TransformerConfig,
@@ -89,10 +86,15 @@ class Transformer(nn.Module):
         self._own = Sources(settings, layers, **placement)
         self._across = Sources(settings, cross_layers, cross=True, **placement)
         self.symbols, self.cross_symbols = self._own.shared, self._across.shared
-        shared = layer_positions(settings, device)
+        # Layers share rotary tables, but each has its own relative bias; other positions are added to the inputs.
+        shared: Positions = None
+        if isinstance(settings.positions, config.Rotary):
+            shared = rotary_tables(settings.positions, layers, settings.dim, settings.max_length, device)
+        elif isinstance(settings.positions, (config.RelativeBias, config.Alibi)):
+            shared = settings.positions
         self.blocks = nn.ModuleList()
         for i in range(settings.layers):
-            block = build_block(settings, i, shared, **placement)
+            block = _block(settings, i, shared, **placement)
             if len(self._own.own[i]):
                 block.add_module("symbols", self._own.own[i])
             if len(self._across.own[i]):
@@ -382,6 +384,41 @@ class _BlockArguments(NamedTuple):
     cu_seqlens: Tensor | None
     cache: Cache | None
     stream: list[Tensor] | None
+
+
+def _block(
+    settings: TransformerConfig, layer: int, positions: Positions, **placement: Unpack[Placement]
+) -> TransformerBlock:
+    # What self- and cross-attention have in common.  The model owns the sources of symbols, so attention builds none.
+    attention = functools.partial(
+        MultiHeadAttention,
+        settings.dim,
+        bias=settings.bias,
+        qk_norm=settings.qk_norm,
+        dropout=settings.dropout,
+        dropout_shared=settings.dropout_shared,
+        max_length=settings.max_length,
+        own_symbols=False,
+        **placement,
+    )
+    self_attention = attention(
+        settings.layer_heads(layer), causal=settings.causal, positions=positions, window=settings.window
+    )
+    # Cross-attention has no positions, because each sequence counts its own.
+    cross, cross_heads = None, settings.layer_cross_heads(layer)
+    if cross_heads:
+        cross = attention(cross_heads)
+    return TransformerBlock(
+        self_attention,
+        build_feedforward(settings.feedforward, settings.dim, **placement),
+        cross=cross,
+        norm=settings.norm,
+        norm_eps=settings.norm_eps,
+        norm_order=settings.norm_order,
+        dropout=settings.residual_dropout,
+        layer=layer,
+        **placement,
+    )
 
 
 def _tie(model: Transformer, _: object = None) -> None:

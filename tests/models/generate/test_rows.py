@@ -124,10 +124,9 @@ def test_the_longest_context_is_max_length(changes):
     """A model of max_length 24 reads 24 tokens and says one more."""
     model = make(replace(BASE, **changes))
     assert len(generate(model, [[1] * 20], steps=5)[0]) == 5
-    prompts = [(25, 1, "a prompt of at most 24 tokens"), (25, 6, "a prompt of at most 19 tokens")]
-    for prompt, steps, advice in [(20, 6, "at most 5 steps"), *prompts]:
+    for prompt, steps in ((20, 6), (25, 1)):
         call = functools.partial(generate, model, [[1], [1] * prompt], steps=steps)
-        refused(call, rf"{prompt} tokens and {steps} steps .* of 24 \(max_length\): give {advice}")
+        refused(call, rf"{prompt} tokens and {steps} steps more go beyond the model's context of 24 \(max_length\)$")
 
 
 def test_mistakes_are_one_line_before_the_first_step():

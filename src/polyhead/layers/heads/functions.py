@@ -3,12 +3,9 @@
     out = attend(q, k, v, ..., keep=)        (b t h e)
     a   = code(q, k, ...)                    (b h t s): the code from which `attend` computes, before dropout
 
-Both are set together: `group.use(attend, code=code)`.  Code is always computed by `coder(group)`, never directly by an
-op; it raises if the code of a function is unknown.  Groups are always called by `attended`, which checks that a user's
-function applies dropout.
-
-A group may be wrapped; then the wrapper is called.  A group that torch.compile wraps computes the same function, so its
-code is known.  Any other wrapper counts as a user's function.  A layer calls further methods of a group by `asked`.
+Both are set together: `group.use(attend, code=code)`.  `coder(group)` gives the code, or raises if it is unknown;
+`attended` calls a group, and checks that a user's function applies dropout.  A group that torch.compile wraps computes
+the same function; any other wrapper counts as a user's function.
 """
 
 from collections.abc import Callable

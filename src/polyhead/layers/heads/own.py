@@ -3,9 +3,8 @@
     a = mechanism.code(own, q, k, bias=, mask=, causal=, window=, cu_seqlens=, scale=)      (b h t s)
     out = mechanism.attend(own, q, k, v, ..., keep=)                                        (b t h e)
 
-`own` is the group; its attributes are the parameters that `mechanism.parameters(heads, dim, value_dim)` returns, by
-name.  `attend` and `parameters` are optional: by default the output is the sum of code times values.  Keys and values
-have as many heads as queries.
+`own` is the group, with the parameters that `mechanism.parameters(heads, dim, value_dim)` returns as attributes.
+`attend` and `parameters` are optional.  Keys and values have as many heads as queries.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,7 @@
 """Decoding of text: it yields complete characters only, and finds stop strings across token borders."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, Unpack, runtime_checkable
+from typing import Protocol, Unpack
 
 from polyhead import config
 from polyhead.models.generate.tokens import Decoding, stream
@@ -11,23 +11,16 @@ from polyhead.models.transformer import Transformer
 HALF = "\N{REPLACEMENT CHARACTER}"
 
 
-@runtime_checkable
 class Codec(Protocol):
-    """The interface of a codec (tasks/text/tokens.py has them)."""
+    """A tokenizer, see tasks/text/tokens.py.  `count`: size of the vocabulary; `end`: the token between documents, or
+    None.  `decode` gives U+FFFD for invalid bytes, such as half a character."""
 
     @property
-    def count(self) -> int:
-        """Size of the vocabulary."""
-
+    def count(self) -> int: ...
     @property
-    def end(self) -> int | None:
-        """The token between documents, or None."""
-
-    def encode(self, text: str) -> list[int]:
-        """The tokens of a text."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens; invalid bytes, such as half a character, become U+FFFD."""
+    def end(self) -> int | None: ...
+    def encode(self, text: str) -> list[int]: ...
+    def decode(self, tokens: Sequence[int]) -> str: ...
 
 
 def generate_text(
@@ -85,8 +78,8 @@ def stream_text(
     tokens = [codec.encode(prompt) or document_ends for prompt in prompts]
     if [] in tokens:
         raise ValueError("generate: a prompt is empty, and the tokenizer has no token that begins a document")
-    steps_of = stream(model, tokens, steps=steps, stop=document_ends, **decoding)
-    return _pieces(steps_of, [_Row(codec, row, stops) for row in tokens])
+    new_tokens = stream(model, tokens, steps=steps, stop=document_ends, **decoding)
+    return _pieces(new_tokens, [_Row(codec, row, stops) for row in tokens])
 
 
 def _pieces(steps: Iterator[list[int | None]], rows: Sequence["_Row"]) -> Iterator[list[str | None]]:

@@ -223,11 +223,6 @@ def check_length(settings: config.TransformerConfig, prompt: int, steps: int) ->
     context = reach(settings)
     if context is None or prompt + steps - 1 <= context:
         return
-    if prompt <= context:
-        advice = f"at most {context - prompt + 1} steps"
-    else:  # a longer prompt leaves no room for `steps`
-        advice = f"a prompt of at most {max(1, context - steps + 1)} tokens"
     raise ValueError(
-        f"generate: {prompt} tokens and {steps} steps more go beyond the model's context of {context} (max_length): "
-        f"give {advice}"
+        f"generate: {prompt} tokens and {steps} steps more go beyond the model's context of {context} (max_length)"
     )

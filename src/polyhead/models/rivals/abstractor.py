@@ -7,9 +7,8 @@ position.  A layer has its residual on the symbols:
     s = norm(s + W_out sum_j act(q(x_i) . k(x_j) / sqrt(d)) v(s_j))       relational cross-attention
     s = norm(s + feedforward(s))
 
-So objects influence the output only through inner products: the relational bottleneck.  (The dual-attention experiments
-put the residual on the objects instead; then there is no bottleneck.)  With `Classes` the model is a classifier;
-without outputs it returns the abstract states (b s m), to which a decoder may attend.
+So objects influence the output only through inner products.  (The dual-attention experiments put the residual on the
+objects instead.)  With `Classes` the model is a classifier; without outputs it returns the abstract states (b s m).
 """
 
 from typing import Unpack

@@ -10,10 +10,9 @@ PrediNet (Shanahan et al. 2020, in our notation), with l_i = (x_i, place of i) a
     u_h = sum_i softmax_i(q_h . K l_i) l_i,   u'_h likewise with q'_h       retrieved objects; the heads share K
     r_h = (S u_h - S u'_h, place in u_h, place in u'_h)                     logits = MLP(r_1 ... r_H)
 
-Both need a fixed number of objects.  An object is an embedded patch of an image (or a vector, or a token).  With
-`Patches(norm=True)` and dim 128 CoRelNet has the 215522 parameters of the published comparison (Altabaa and Lafferty
-2024).  Our choices: CoRelNet's last MLP has two hidden layers with relu; the place of a patch is its row and column
-from -1 to 1, and that of another object its position from -1 to 1.
+Both need a fixed number of objects: embedded patches of an image, vectors or tokens.  With `Patches(norm=True)` and dim
+128 CoRelNet has the 215522 parameters of the published comparison (Altabaa and Lafferty 2024).  Our choices: CoRelNet's
+last MLP has two hidden layers with relu; places go from -1 to 1, by row and column for a patch.
 """
 
 from typing import Unpack
