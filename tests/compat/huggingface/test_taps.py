@@ -137,7 +137,9 @@ def test_capture_changes_nothing_even_after_an_error(monkeypatch):
 def test_ways_to_give_the_inputs():
     model, given = make("gpt2"), inputs("gpt2")
     wanted = capture(model, given)[1].groups[0].q
-    assert torch.equal(capture(model, given["input_ids"], attention_mask=given["attention_mask"])[1].groups[0].q, wanted)
+    assert torch.equal(
+        capture(model, given["input_ids"], attention_mask=given["attention_mask"])[1].groups[0].q, wanted
+    )
     with torch.inference_mode():
         assert torch.equal(capture(model, given)[1].groups[0].q, wanted)
 
