@@ -46,37 +46,23 @@ def said(folder, prompts, **how):
     return texts.generate_text(model, Bytes(), prompts, generator=torch.Generator().manual_seed(how.pop("seed")), **how)
 
 
-def test_it_writes_what_the_model_says(folder, capfdbinary):
+def test_it_writes_what_the_model_says(folder, capfdbinary, monkeypatch):
     (text,) = said(folder, ["def "], steps=20, temperature=0.8, seed=0)
     assert ask(capfdbinary, folder, "--prompt", "def ", "--steps", 20) == (0, f"def {text}\n", "")
-    how = ("--steps", 20, "--temperature", 1.5, "--top-k", 90, "--top-p", 0.9, "--seed", 4, "--no-echo")
-    (text,) = said(folder, ["é"], steps=20, temperature=1.5, top_k=90, top_p=0.9, seed=4)
-    assert ask(capfdbinary, folder, "--prompt", "é", *how) == (0, f"{text}\n", "")
-
-
-def test_as_json(folder, capfdbinary):
-    texts = said(folder, ["def ", "def "], steps=20, temperature=0.8, seed=0)
-    code, out, err = ask(capfdbinary, folder, "--prompt", "def ", "--steps", 20, "--samples", 2, "--json")
+    code, out, err = ask(capfdbinary, folder, "--prompt", "def ", "--steps", 20, "--json")
     assert (code, err) == (0, "")
-    assert json.loads(out) == {"run": str(folder), "prompt": "def ", "texts": texts}
-
-
-def test_a_prompt_from_standard_input(folder, capfdbinary, monkeypatch):
+    assert json.loads(out) == {"run": str(folder), "prompt": "def ", "text": text}
+    how = {"steps": 20, "temperature": 1.5, "top_k": 90, "top_p": 0.9, "seed": 4}
+    options = [word for name, value in how.items() for word in (f"--{name.replace('_', '-')}", value)]
+    (text,) = said(folder, ["né\n"], **how)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("né\n".encode())))
-    wanted = ask(capfdbinary, folder, "--prompt", "né\n", "--steps", 5)
-    assert wanted[0] == 0
-    assert ask(capfdbinary, folder, "--prompt", "-", "--steps", 5) == wanted
+    assert ask(capfdbinary, folder, "--prompt", "-", *options) == (0, f"né\n{text}\n", "")
+    stop = text[5]
+    cut = text.partition(stop)[0]
+    assert ask(capfdbinary, folder, "--prompt", "né\n", *options, "--stop", stop)[1] == f"né\n{cut}\n"
 
 
-def test_samples_differ_and_stop_where_told(folder, capfdbinary):
-    rows = said(folder, ["a"] * 3, steps=20, temperature=0.8, seed=0)
-    stop = rows[1][5]
-    cut = [row.partition(stop)[0] for row in rows]
-    _, out, _ = ask(capfdbinary, folder, "--prompt", "a", "--steps", 20, "--samples", 3, "--stop", stop)
-    assert out == "".join(f"--- sample {i + 1}\na{row}\n" for i, row in enumerate(cut))
-
-
-def test_text_appears_as_it_comes(capsys):
+def test_text_appears_as_it_comes_and_does_not_steer_a_terminal(monkeypatch, capsys):
     seen = []
 
     def pieces():
@@ -84,17 +70,12 @@ def test_text_appears_as_it_comes(capsys):
             yield [piece]
             seen.append(capsys.readouterr().out)
 
-    print_pieces(pieces(), "p:", 1)
+    print_pieces(pieces(), "p:")
     assert [*seen, capsys.readouterr().out] == ["p:a", "b", "", "\n"]
-    print_pieces(iter([["a", "x"], ["b", None]]), "", 2)
-    assert capsys.readouterr().out == "--- sample 1\nab\n--- sample 2\nx\n"
-
-
-def test_a_terminal_is_not_steered(monkeypatch, capsys):
-    print_pieces(iter([["a\x1b[2J\tb\r\n"]]), "", 1)
+    print_pieces(iter([["a\x1b[2J\tb\r\n"]]), "")
     assert capsys.readouterr().out == "a\x1b[2J\tb\r\n\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
-    print_pieces(iter([["a\x1b[2J\tb\n"]]), "", 1)
+    print_pieces(iter([["a\x1b[2J\tb\n"]]), "")
     assert capsys.readouterr().out == "a\\x1b[2J\tb\n\n"
 
 
@@ -122,10 +103,9 @@ def test_mistakes_are_one_line(folder, capfdbinary, monkeypatch, tmp_path):
     for arguments, text in (
         ((folder, "--prompt", "-"), "the prompt must be UTF-8 (character 3 is not)"),
         ((folder, "--prompt", "caf\udce9"), "the prompt must be UTF-8 (character 3 is not)"),
-        ((folder, "--prompt", "a", "--samples", 0), "generate: samples must be at least 1 but is 0"),
         ((tmp_path / "fuzzy", "--prompt", "a"), "the run must train on text, but tiny learns fuzzy"),
         ((tmp_path / "both", "--prompt", "a"), "the model must not see later tokens, but tiny has causal"),
-        ((tmp_path / "new", "--prompt", "a"), "does not exist: this run has not been trained yet"),
+        ((tmp_path / "new", "--prompt", "a"), "none at all: train it first"),
         ((tmp_path / "nothing", "--prompt", "a"), "nothing"),
     ):
         code, out, err = ask(capfdbinary, *arguments)

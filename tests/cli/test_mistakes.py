@@ -44,7 +44,6 @@ VALUES = {
     "sweep small --partition gpu": "--partition is for --slurm",
     "sweep small --gpus 1": "--gpus is for --ray and --slurm",
     "sweep small --devices 2": "--devices is for one run: polyhead train",
-    "table nowhere --out folder": "table: folder cannot be written (Is a directory)",
     "reproduce fig-2e": "unknown figure 'fig-2e'; did you mean 'fig-",
     "reproduce lm-bytes --from RESULTS --seeds 5": "--from trains nothing, so --seeds has no effect",
     "train fuzzy-hyla --folder file": "run folder: file/config.json cannot be written (File exists)",

@@ -39,7 +39,7 @@ def is_clean(text):
     return all(character.isprintable() or character in "\n\t " for character in text)
 
 
-@pytest.mark.parametrize("command", ["list runs {0}", "table {0}", "eval {0}/run-1", "resume {0}/run-1"])
+@pytest.mark.parametrize("command", ["list runs {0}", "eval {0}/run-1", "resume {0}/run-1"])
 def test_what_a_command_prints_is_escaped(runs, capsys, command):
     main(command.format(runs).split())
     out, err = capsys.readouterr()

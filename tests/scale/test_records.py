@@ -154,5 +154,3 @@ def test_the_verbs(grid, capsys, monkeypatch):
     assert "seed=1" in said
     assert main(["list", "runs", "grid", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 4
-    assert main(["table", "grid", "--format", "csv", "--out", "t.csv"]) == 0
-    assert (folder.parent / "t.csv").read_text() == ph.records("grid").text("csv")

@@ -24,7 +24,6 @@ VERBS: dict[str, Callable[..., int]] = {
     "probe": runs.probe,
     "report": runs.report,
     "explore": runs.explore,
-    "table": listing.table,
     "list": listing.list_all,
     "generate": generate.generate,
 }

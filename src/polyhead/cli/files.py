@@ -87,21 +87,16 @@ def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
     from polyhead.config.mechanisms import MECHANISMS
     from polyhead.extensions import added, kind_of
 
-    built_in: dict[str, type[Mechanism]] = {kind.__name__.lower(): kind for kind in MECHANISMS}
-    registered: dict[str, type[Mechanism]] = {}
-    for kind_name, definition in added("mechanisms").items():
-        registered[kind_name.lower()] = cast("type[Mechanism]", definition)
-    kinds = registered | built_in
+    kinds: dict[str, type[Mechanism]] = {kind.__name__.lower(): kind for kind in MECHANISMS}
+    for name, kind in added("mechanisms").items():
+        if name.lower() in kinds:
+            raise ValueError(f"{caller}: {name!r} is a mechanism of polyhead; give {kind_of(kind)} another name")
+        kinds[name.lower()] = cast("type[Mechanism]", kind)
     groups = []
     for word in text.replace("+", ",").split(","):
         name, colon, count = word.strip().partition(":")
-        kind = kinds[one_of(caller, "mechanism", name.lower(), kinds)]
-        if name.lower() in built_in and name.lower() in registered:
-            raise ValueError(f"{caller}: {name!r} is polyhead's; give {kind_of(registered[name.lower()])} another name")
+        mechanism = kinds[one_of(caller, "mechanism", name.lower(), kinds)]
         if colon and not (count.isascii() and count.isdecimal()):
             raise ValueError(f"{caller}: {word.strip()}: the number of heads must be an integer, got {count!r}")
-        if colon:
-            groups.append(kind(int(count)))
-        else:
-            groups.append(kind())
+        groups.append(mechanism(int(count)) if colon else mechanism())
     return tuple(groups)

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING
 
 from polyhead.cli.output import emit
 from polyhead.cli.parse import Device, RunFolder
-from polyhead.spec.shapes import check_number
 from polyhead.train.messages import escape
 
 if TYPE_CHECKING:
     from polyhead.config import Run
 
 Pieces = Iterator[list[str | None]]
-"""The next piece of text of each sample; None once it has ended."""
+"""The next piece of the text, in a list of one; None once it has ended."""
 
 
 def generate(
@@ -24,18 +23,16 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     stop: tuple[str, ...] = (),
-    samples: int = 1,
     seed: int = 0,
-    echo: bool = True,
     device: Device = "auto",
 ) -> int:
     """Continue a text with a trained language model; new text appears token by token after the prompt.
 
-    With an empty prompt it starts a new document.  Several samples appear when all have ended.  Ctrl-C stops it.
+    With an empty prompt it starts a new document.  Ctrl-C stops it.
 
     examples:
       polyhead generate lm-bytes-softmax --prompt "def main("
-      polyhead generate runs/lm-hyla-1a2b3c4d5e6f --prompt - --samples 3 --temperature 0.5 < begun.py
+      polyhead generate runs/lm-hyla-1a2b3c4d5e6f --prompt - --temperature 0.5 < begun.py
 
     Args:
         prompt: The text to continue; - reads standard input.
@@ -44,9 +41,7 @@ def generate(
         top_k: Sample only from this many of the most likely tokens.
         top_p: Sample from the smallest set of most likely tokens whose probabilities sum to this share.
         stop: Strings that end the text; write a line end as \\n, a tab as \\t.
-        samples: Number of texts, one after another.
         seed: Seed for sampling.
-        echo: Also print the prompt.
     """
     import torch
 
@@ -55,7 +50,6 @@ def generate(
     from polyhead.train import load_model, read_config
     from polyhead.train.device import pick_device
 
-    check_number("generate", "samples", samples, 1)
     text = read_prompt(prompt)
     # The configuration alone shows whether the run fits; a wrong one is refused before its weights are read.
     config = read_config(run)
@@ -64,13 +58,13 @@ def generate(
     _, model = load_model(run, pick_device(device))
     stops = [word.replace("\\n", "\n").replace("\\t", "\t") for word in stop]
     pieces = stream_text(
-        model, codec, [text] * samples, steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=stops,
+        model, codec, [text], steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=stops,
         generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
     try:
         emit(
-            lambda: {"run": str(run), "prompt": text, "texts": join_pieces(pieces, samples)},
-            lambda: print_pieces(pieces, text if echo else "", samples),
+            lambda: {"run": str(run), "prompt": text, "text": "".join(piece or "" for (piece,) in pieces)},
+            lambda: print_pieces(pieces, text),
         )
     except KeyboardInterrupt:
         print()
@@ -97,21 +91,8 @@ def check_run(run: "Run") -> None:
         raise ValueError(f"generate: the model must not see later tokens, but {run.name} has causal=False")
 
 
-def join_pieces(pieces: Pieces, samples: int) -> list[str]:
-    """Return the new text of each sample."""
-    texts = [""] * samples
-    for step in pieces:
-        for i, piece in enumerate(step):
-            texts[i] += piece or ""
-    return texts
-
-
-def print_pieces(pieces: Pieces, prompt: str, samples: int) -> None:
-    """Print the text after `prompt`: token by token, or several samples one after another when all have ended."""
-    if samples > 1:
-        for i, text in enumerate(join_pieces(pieces, samples)):
-            _print_at_once(f"--- sample {i + 1}\n{prompt}{text}\n")
-        return
+def print_pieces(pieces: Pieces, prompt: str) -> None:
+    """Print the text after `prompt`, token by token."""
     _print_at_once(prompt)
     for (piece,) in pieces:
         _print_at_once(piece or "")

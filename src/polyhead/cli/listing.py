@@ -1,4 +1,4 @@
-"""The commands list and table: show recipes, mechanisms, models, runs and their scores."""
+"""The command list: shows recipes, mechanisms, models, runs and their scores."""
 
 import dataclasses
 import inspect
@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import tyro
 
-from polyhead.cli.output import Row, emit, write, write_table
-from polyhead.cli.parse import RunFolders
+from polyhead.cli.output import Row, emit, write_table
 from polyhead.spec.shapes import one_of
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ What = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")]
 
 
-# --------------------------------------------------------------------------------- the commands list and table
+# --------------------------------------------------------------------------------- the command list
 def list_all(what: What, folders: Folders = ()) -> int:
     """List recipes, figures, tasks, mechanisms, implementations, trained models, or the runs in a folder.
 
@@ -56,35 +55,6 @@ def list_all(what: What, folders: Folders = ()) -> int:
     make_rows, legend = LISTS[what]
     rows = make_rows()
     emit(lambda: rows, lambda: write_table(what.capitalize(), rows, legend))
-    return 0
-
-
-def table(runs: RunFolders, format: str = "md", out: Path | None = None) -> int:
-    """Write runs as a table, for a paper or a program; the best score of each split is marked.
-
-    csv and json have every setting and score with all digits; md and latex have rounded scores for readers.
-
-    examples:
-      polyhead table runs/grid
-      polyhead table runs/grid --format latex --out grid.tex
-
-    Args:
-        runs: Run folders, or folders with runs.
-        format: md, csv, latex or json.
-        out: A file (default: standard output).
-    """
-    from polyhead.scale.records import records
-    from polyhead.train.store.files import check_place
-
-    if out is not None:
-        check_place("table", out)
-    run_records = records(*runs, caller="table")
-    text = run_records.text(format)
-    if out is None:
-        emit(run_records.rows, lambda: write(text.rstrip("\n")))
-        return 0
-    out.write_text(text, encoding="utf-8")
-    emit(lambda: {"table": str(out)}, lambda: write(f"table: {out}"))
     return 0
 
 

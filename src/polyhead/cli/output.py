@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from polyhead.train.messages import escape, print_notice
@@ -24,14 +23,8 @@ LEAST_WIDTH = 40
 Row = Mapping[str, Any]
 
 
-@dataclass
-class Settings:
-    """How the commands of this process print."""
-
-    json: bool = False
-
-
-SETTINGS = Settings()
+SETTINGS = {"json": False}
+"""How the commands of this process print."""
 
 
 # --------------------------------------------------------------------------------------------------- how commands print
@@ -41,14 +34,12 @@ def printing(json: bool, quiet: bool) -> Iterator[None]:
 
     A warning of this package is one line.  A terminal narrower than 40 columns counts as 40 wide.
     """
+    before, format_before = dict(os.environ), warnings.formatwarning
     # Environment variables, because worker processes inherit them.
-    environment = {}
     if quiet:
-        environment[QUIET] = "1"
+        os.environ[QUIET] = "1"
     if shutil.get_terminal_size().columns < LEAST_WIDTH:
-        environment["COLUMNS"] = str(LEAST_WIDTH)
-    before = {name: os.environ.get(name) for name in environment}
-    format_before = warnings.formatwarning
+        os.environ["COLUMNS"] = str(LEAST_WIDTH)
 
     def format_warning(
         message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
@@ -57,17 +48,13 @@ def printing(json: bool, quiet: bool) -> Iterator[None]:
             return f"polyhead: {escape(str(message))}\n"
         return format_before(message, category, filename, lineno, line)
 
-    os.environ.update(environment)
-    SETTINGS.json, warnings.formatwarning = json, format_warning
+    SETTINGS["json"], warnings.formatwarning = json, format_warning
     try:
         yield
     finally:
-        SETTINGS.json, warnings.formatwarning = False, format_before
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
+        SETTINGS["json"], warnings.formatwarning = False, format_before
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def write(text: str) -> None:
@@ -92,7 +79,7 @@ def emit(value: Callable[[], object], show: Callable[[], None]) -> None:
     from polyhead.train.store.values import legal
 
     try:
-        if SETTINGS.json:
+        if SETTINGS["json"]:
             print(json.dumps(legal(value()), indent=1, default=str))
         else:
             show()

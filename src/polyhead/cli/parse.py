@@ -15,7 +15,6 @@ RUN_HELP = "A run folder, or a trained model of `polyhead list models`."
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN", help=RUN_HELP)]
 RunFolders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN ...")]
 Device = Annotated[str, tyro.conf.arg(help="auto, cpu, cuda or mps.")]
-Deterministic = Annotated[bool, tyro.conf.arg(help="Deterministic algorithms only.")]
 
 
 def parse_fields(default: Parsed, words: list[str], prog: str, description: str) -> Parsed:

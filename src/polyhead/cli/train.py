@@ -11,7 +11,7 @@ import tyro
 
 from polyhead.cli import files
 from polyhead.cli.output import Row, emit, write, write_error, write_table
-from polyhead.cli.parse import Deterministic, RunFolder, parse_fields
+from polyhead.cli.parse import RunFolder, parse_fields
 from polyhead.spec.shapes import one_of
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = 
 
 
 # --------------------------------------------------------------------------------------------------- the command resume
-def resume(run: RunFolder, device: str | None = None, deterministic: Deterministic = False, devices: int = 1) -> int:
+def resume(run: RunFolder, device: str | None = None, devices: int = 1) -> int:
     """Resume a run that was stopped or killed; a finished run is only reported.
 
     examples:
@@ -183,8 +183,7 @@ def resume(run: RunFolder, device: str | None = None, deterministic: Determinist
     from polyhead.train import read_config
 
     config = read_config(run)
-    is_strict = deterministic or config.deterministic
-    config = replace(config, device=device or config.device, deterministic=is_strict)
+    config = replace(config, device=device or config.device)
     return train_runs([config], resume=True, devices=devices)
 
 
@@ -242,29 +241,29 @@ def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselin
     """Print the task's metric by run and split, with the task's baselines and ceiling, or why there are none."""
     metric = run.task.metric
     splits = list(dict.fromkeys(itertools.chain(*scores.values())))
-    rows = []
+    rows: list[Row] = []
     for name, by_split in scores.items():
-        row = {"": name}
-        for split in splits:
-            score = by_split.get(split)
-            row[split] = ""
-            if score is not None:
-                row[split] = f"{score[metric]:.3f} ± {score[f'{metric}_se']:.3f}"
+        row = {"": name, **dict.fromkeys(splits, "")}
+        for split, score in by_split.items():
+            row[split] = f"{score[metric]:.3f} ± {score[f'{metric}_se']:.3f}"
         rows.append(row)
     missing = ""
-    compute_baselines = getattr(run.task, "baselines", None)
-    if baselines and compute_baselines is not None:
+    if baselines and hasattr(run.task, "baselines"):
         try:
-            tables = {split: compute_baselines(split, seed=seed) for split in splits}
+            rows += _baseline_rows(run.task, splits, seed)
         except ValueError as error:  # the ceiling of a large family cannot be enumerated
-            tables, missing = {}, f"No baselines and ceiling: {error}"
-        for name in next(iter(tables.values()), {}):
-            row = {"": name.replace("_", " ")}
-            for split in splits:
-                score = tables[split][name]
-                row[split] = f"{score.mean:.3f}"
-                if score.count:
-                    row[split] += f" ± {score.standard_error:.3f}"
-            rows.append(row)
+            missing = f"No baselines and ceiling: {error}"
     low = "; lower is better" * (run.task.better == "lower")
     write_table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows, missing)
+
+
+def _baseline_rows(task: Any, splits: Sequence[str], seed: int) -> list[Row]:
+    """A row for each baseline of a task, by split."""
+    rows: dict[str, dict[str, str]] = {}
+    for split in splits:
+        for name, score in task.baselines(split, seed=seed).items():
+            row = rows.setdefault(name, {"": name.replace("_", " ")})
+            row[split] = f"{score.mean:.3f}"
+            if score.count:
+                row[split] += f" ± {score.standard_error:.3f}"
+    return list(rows.values())
