@@ -83,7 +83,7 @@ def test_the_best_is_marked_and_all_formats_are_written(grid):
     rows = list(csv.DictReader(io.StringIO(found.text("csv"))))
     assert [float(rows[1]["lr"]), rows[3]["iid r2"], rows[3]["state"]] == [0.1 + 0.2, "", "failed"]
     assert json.loads(found.text("json"))[2]["iid r2"] == 0.5
-    assert "<th" in found._repr_html_()
+    assert found._repr_markdown_() == found.text("md")
     with pytest.raises(ValueError, match="records: unknown format 'tex'"):
         found.text("tex")
 
@@ -108,7 +108,7 @@ def test_a_run_and_its_copy_are_two_rows(grid):
     first, copy = records(folder)[0].folder, folder.parent / "copy"
     found = records(folder, shutil.copytree(first, copy))
     assert {str(first), str(copy)} < {record.label for record in found}
-    assert found._repr_html_().count("<tr>") == 1 + 5  # the head, and each run
+    assert len(found) == 5
 
 
 def test_nan_is_neither_best_nor_json(tiny, tmp_path):

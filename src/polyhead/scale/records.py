@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from polyhead.config import Run, digest, to_dict
-from polyhead.scale.sweep.engines import LOG
 from polyhead.scale.sweep.job import State
 from polyhead.scale.sweep.naming import differing, labels
 from polyhead.spec.optional import optional
@@ -71,8 +70,7 @@ class Record:
 def state_of(run: Run, folder: pathlib.Path) -> tuple[State, int, str]:
     """Return the state of a run, its number of steps, and the error of a failed run.
 
-    running: a process trains it, here or elsewhere.  failed: it ended with an error, and no process works on it.
-    stopped: no error; the same command resumes it.
+    running: a process trains it, here or elsewhere.  stopped: no process, no error; the same command resumes it.
     """
     if not folder.is_dir():
         return State.WAITING, 0, ""
@@ -86,8 +84,7 @@ def state_of(run: Run, folder: pathlib.Path) -> tuple[State, int, str]:
     failure = folder / FAILURE
     if failure.is_file():
         return State.FAILED, step, failure.read_text(encoding="utf-8", errors="replace").strip()
-    log = folder / LOG
-    if rows or (log.is_file() and log.stat().st_size > 0):
+    if rows:
         return State.STOPPED, step, ""
     return State.WAITING, 0, ""
 
@@ -122,14 +119,8 @@ class Records:
     def __repr__(self) -> str:
         return f"Records({', '.join(record.label for record in self)})"
 
-    def _repr_html_(self) -> str:
-        """The table for notebooks."""
-        rows = [list(row.values()) for row in self.cells()]
-        lines = []
-        for row in (list(self.cells()[0]), *rows):
-            first, *others = map(html.escape, row)
-            lines.append(f"<tr><th>{first}</th><td>{'</td><td>'.join(others)}</td></tr>")
-        return f"<table><caption>Runs</caption>{''.join(lines)}</table>"
+    def _repr_markdown_(self) -> str:
+        return html.escape(self.text(), quote=False)
 
     def rows(self) -> list[dict[str, object]]:
         """Return `Record.row` of all runs, each with all columns; None for missing values."""
@@ -226,9 +217,7 @@ class Records:
 def records(*folders: str | pathlib.Path, caller: str = "records") -> Records:
     """Return the runs in these folders at any depth, each once, sorted by settings; a folder may itself be a run.
 
-    A folder may also be the name of a trained model that comes with polyhead.  `records("runs")` shows a table in a
-    notebook; `.text("latex")` writes it, `.frame()` is a DataFrame.  Raises ValueError, with `caller` first, for no
-    run.
+    A folder may also be the name of a trained model.  Raises ValueError, with `caller` first, for no run.
     """
     run_by_folder: dict[pathlib.Path, tuple[Run, pathlib.Path]] = {}
     for folder in folders or ("runs",):
@@ -245,7 +234,7 @@ def sorted_by_settings(runs: Sequence[Run], folders: Sequence[pathlib.Path]) -> 
     """Return the order by folder, name and the fields in which runs differ, numbers by size."""
     settings = differing(runs)
 
-    def key(index: int) -> tuple[pathlib.Path, str, list[tuple[float | int, str]]]:
+    def key(index: int) -> tuple[object, ...]:
         values: list[tuple[float | int, str]] = []
         for value in settings[index].values():
             values.append((value, "") if isinstance(value, int | float) else (math.inf, str(value)))

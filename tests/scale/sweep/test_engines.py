@@ -14,7 +14,7 @@ import pytest
 
 import polyhead as ph
 from polyhead import config
-from polyhead.scale.sweep.engines import Resources, command, worker_environment
+from polyhead.scale.sweep.engines import Resources, start_process, worker_environment
 from polyhead.scale.sweep.engines.here import Here
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.engines.ray import Ray
@@ -107,12 +107,10 @@ def test_slurm_needs_a_login_node(tiny, tmp_path, monkeypatch):
 
 
 def test_the_parameters_of_a_slurm_job():
-    engine = Slurm(Resources(cpus=3, gpus=2.0, memory=4.5), partition="here", account="us", minutes=2)
-    parameters = engine.parameters()
-    assert parameters["timeout_min"] == 2
-    assert (parameters["cpus_per_task"], parameters["slurm_gpus_per_node"], parameters["mem_gb"]) == (3, 2, 4.5)
-    assert (parameters["slurm_partition"], parameters["slurm_account"]) == ("here", "us")
-    assert not {"mem_gb", "slurm_partition", "slurm_account"} & Slurm().parameters().keys()
+    given = Slurm(Resources(cpus=3, gpus=2.0), partition="here", account="us", minutes=2).parameters
+    wanted = {"timeout_min": 2, "cpus_per_task": 3, "slurm_gpus_per_node": 2, "slurm_account": "us"}
+    assert wanted.items() <= given.items()
+    assert given["mem_gb"] is None  # the cluster's
 
 
 def test_a_preempted_job_lets_its_worker_save_and_is_queued_again(tmp_path, monkeypatch):
@@ -123,7 +121,7 @@ def test_a_preempted_job_lets_its_worker_save_and_is_queued_again(tmp_path, monk
     worker = subprocess.Popen([sys.executable, "-c", block + saves], stdout=subprocess.PIPE)
     worker.stdout.readline()
     task = WorkerTask(3)
-    task.worker = worker.pid
+    task.workers.append(worker.pid)
     submission = task.checkpoint("folder")
     worker.stdout.close()
     worker.returncode = 0
@@ -154,9 +152,8 @@ def test_a_worker_imports_nothing_from_the_current_folder(tiny, tmp_path):
     run = tiny("unused", steps=1)
     with claim(run, tmp_path / "run"):
         pass
-    environment = worker_environment(1, os.environ)
-    worker = subprocess.run(command(tmp_path / "run"), cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert worker.returncode == 0, worker.stderr
+    worker = start_process(tmp_path / "run", worker_environment(1, os.environ), cwd=tmp_path)
+    assert worker.wait() == 0, (tmp_path / "run" / "worker.log").read_text()
 
 
 def test_the_environment_of_a_worker():

@@ -96,18 +96,6 @@ def test_nohup_is_heeded(runs, tmp_path, monkeypatch):
     assert all(isinstance(outcome, Result) for outcome in outcomes)
 
 
-def test_the_time_that_is_left(tiny, tmp_path):
-    jobs = [Job(tiny("unused", seed=seed, steps=100), tmp_path / str(seed)) for seed in range(4)]
-    assert screen.seconds_left(jobs, 2) is None
-    jobs[0].outcome = Result("a", "", 100, 50.0, 1, {}, "", {})
-    assert screen.seconds_left(jobs, 2) == pytest.approx(75)  # three runs of 50 s, two at a time
-    jobs[1].step, jobs[1].steps_per_second = 50, 0.5  # 100 s; the others now take 100 x mean(0.5, 2)
-    assert screen.seconds_left(jobs, 1) == pytest.approx(100 + 125 + 125)
-    assert screen.seconds_left(jobs, 9) == pytest.approx(125)  # the longest run
-    jobs[2].outcome = Failure("c", tmp_path, 2, "")
-    assert screen.seconds_left(jobs, 1) == pytest.approx(225)
-
-
 def test_the_lines_of_a_sweep(runs, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(screen, "QUIET_SECONDS", -1.0)
     sweep(runs[:2], tmp_path, engine=Fake({1: 2}))
@@ -125,7 +113,7 @@ def test_the_progress_of_a_run_is_that_of_its_rows(tiny, tmp_path):
     scored = {"kind": "eval", "step": 3, "split": "iid", "r2": 0.25}
     damaged = ['{"step": "seven"}', '{"step": 1e999}', "3", "[" * 100_000, '{"kind": "train", "st']
     (tmp_path / "metrics.jsonl").write_text("\n".join([json.dumps(row), json.dumps(scored), *damaged]))
-    assert job.progress() == "step 3/12  loss 0.500  iid r2 0.250  4.0 steps/s"
+    assert job.progress() == "step 3/12  loss 0.500  4.0 steps/s  iid r2 0.250"
 
 
 def test_bad_arguments_are_one_line_and_leave_no_files(runs, tmp_path):

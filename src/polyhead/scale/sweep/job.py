@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from polyhead.config import Run, digest
-from polyhead.scale.sweep.engines import LOG, LOST, ExitCode, open_log
+from polyhead.scale.sweep.engines import LOG, LOST, ExitCode
 from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
-from polyhead.train.store.folder import FolderInUse, Result, claim, finished, read_metrics, write_failure
+from polyhead.train.store.folder import Result, claim, finished, read_metrics, write_failure
 
 
 class State(StrEnum):
@@ -42,9 +42,6 @@ class Job:
         self.label = label or run.name
         self.worker: ExitCode | None = None
         self.outcome: Result | Failure | None = finished(folder, self.digest)
-        self.step = 0
-        self.steps_per_second = 0.0
-        """As `progress` has read them."""
 
     @property
     def state(self) -> State:
@@ -64,11 +61,9 @@ class Job:
             return False
         try:
             with claim(self.run, self.folder):
-                open_log(self.folder).close()
-        except FolderInUse as error:
-            self._fail(HELD, str(error))
+                open(self.folder / LOG, "ab").close()
         except ValueError as error:
-            self._fail(MISTAKE, str(error))
+            self._fail(getattr(error, "code", MISTAKE), str(error))  # FolderInUse has a code
         except OSError as error:
             path = error.filename or self.folder / LOG
             self._fail(DISK, f"{path}: cannot be written ({error.strerror})")
@@ -76,8 +71,7 @@ class Job:
 
     def poll(self) -> bool:
         """Return whether the worker has just ended, with a result or a failure."""
-        if self.worker is None:
-            return False
+        assert self.worker is not None
         code = self.worker()
         if code is None:
             return False
@@ -96,27 +90,16 @@ class Job:
     # --------------------------------------------------------------------------------------------------------- progress
     def progress(self) -> str:
         """Read the rows of the run; return its step, its latest scores and its speed in words."""
-        scores: dict[str, float] = {}
+        metric = self.run.task.metric
+        words: dict[str, str] = {}
         for row in read_metrics(self.folder):
-            self.step = row["step"]
-            metric = self.run.task.metric
+            words["step"] = f"step {row['step']}/{self.run.train.steps}"
             if row["kind"] == "train":
-                self.steps_per_second = row.get("steps_per_second", 0.0)
-                scores["loss"] = row.get("loss", 0.0)
+                words["loss"] = f"loss {row.get('loss', 0.0):.3f}"
+                words["speed"] = f"{row.get('steps_per_second', 0.0):.1f} steps/s"
             elif row["kind"] == "eval" and metric in row:
-                scores[f"{row.get('split')} {metric}"] = row[metric]
-        if not scores:
-            return "starting"
-        parts = [f"{name} {score:.3f}" for name, score in scores.items()]
-        return "  ".join([f"step {self.step}/{self.run.train.steps}", *parts, f"{self.steps_per_second:.1f} steps/s"])
-
-    def seconds_per_step(self) -> float | None:
-        """Return the measured seconds of a step; None if unknown."""
-        if isinstance(self.outcome, Result):
-            return self.outcome.seconds / max(1, self.outcome.steps)
-        if self.steps_per_second <= 0:
-            return None
-        return 1 / self.steps_per_second
+                words[str(row.get("split"))] = f"{row.get('split')} {metric} {row[metric]:.3f}"
+        return "  ".join(words.values()) or "starting"
 
     def ending(self) -> str:
         """Return the scores of a result, or the reason of a failure, in words."""
@@ -124,10 +107,8 @@ class Job:
             return f"failed: {self.outcome.error}"
         if self.outcome is None:
             return ""
-        parts = []
-        for split, scores in self.outcome.scores.items():
-            if self.run.task.metric in scores:
-                parts.append(f"{split} {self.run.task.metric} {scores[self.run.task.metric]:.3f}")
+        metric, scores = self.run.task.metric, self.outcome.scores
+        parts = [f"{split} {metric} {scores[split][metric]:.3f}" for split in scores if metric in scores[split]]
         return "  ".join([*parts, f"done in {duration(self.outcome.seconds)}"])
 
 

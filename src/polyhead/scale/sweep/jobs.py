@@ -61,7 +61,7 @@ def sweep(
             at_a_time = 1
             if unfinished:
                 at_a_time = engine.open(unfinished, pathlib.Path(folder), workers)
-            train_all(jobs, engine, at_a_time, SweepScreen(jobs, at_a_time, enabled=progress))
+            train_all(jobs, engine, at_a_time, SweepScreen(jobs, enabled=progress))
         except KeyboardInterrupt as error:
             stopped = engine.stop()
             num_done = [job.state for job in jobs].count(State.DONE)

@@ -9,31 +9,14 @@ from collections.abc import Sequence
 
 from polyhead.scale.sweep.job import Job, State
 from polyhead.train.messages import print_notice
-from polyhead.train.progress import QUIET_SECONDS, duration, wanted
-
-
-def seconds_left(jobs: Sequence[Job], at_a_time: int) -> float | None:
-    """Return the estimated seconds until all runs are done; None if the speed of no run is known.
-
-    The longest run, or all steps that are left divided by the number of workers, whichever is more.
-    """
-    known = [speed for speed in map(Job.seconds_per_step, jobs) if speed is not None]
-    if not known:
-        return None
-    mean = sum(known) / len(known)
-    seconds = [0.0]
-    for job in jobs:
-        if job.outcome is None:
-            seconds.append((job.run.train.steps - job.step) * (job.seconds_per_step() or mean))
-    return max(*seconds, sum(seconds) / at_a_time)
+from polyhead.train.progress import QUIET_SECONDS, wanted
 
 
 class SweepScreen:
     """The lines about a sweep on standard error."""
 
-    def __init__(self, jobs: Sequence[Job], at_a_time: int, *, enabled: bool) -> None:
+    def __init__(self, jobs: Sequence[Job], *, enabled: bool) -> None:
         self.jobs = jobs
-        self.at_a_time = at_a_time
         self.enabled = wanted(enabled)
         self.last_lines = time.monotonic()
         for job in jobs:
@@ -47,16 +30,8 @@ class SweepScreen:
             for job in self.jobs:
                 if job.state == State.RUNNING:
                     self.tell(job, job.progress())
-            print_notice(f"all: {self.summary()}")
-
-    def summary(self) -> str:
-        """Return the number of runs by state, and the time left."""
-        counts = Counter(job.state for job in self.jobs)
-        parts = [f"{counts[state]} {state}" for state in State if counts[state]]
-        seconds = seconds_left(self.jobs, self.at_a_time)
-        if seconds:
-            parts.append(f"{duration(seconds)} left")
-        return ", ".join(parts)
+            counts = Counter(job.state for job in self.jobs)
+            print_notice("all: " + ", ".join(f"{counts[state]} {state}" for state in State if counts[state]))
 
     def tell(self, job: Job, text: str) -> None:
         """Print a line about a run."""

@@ -7,16 +7,16 @@ ends with an exit code of train/stop.py.  All machines must see the folder of th
 
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
+from polyhead.config import Run
 from polyhead.spec.shapes import check_number
-
-if TYPE_CHECKING:
-    from polyhead.config import Run
 
 LOG = "worker.log"
 LOST = 256
@@ -26,14 +26,13 @@ ExitCode = Callable[[], int | None]
 """A worker: None until it ends; then its exit code, minus the number of a signal, or `LOST`."""
 
 
-@runtime_checkable
 class Engine(Protocol):
     """How workers are started and stopped."""
 
     poll_seconds: float
     """Seconds between two polls of the workers."""
 
-    def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None) -> int:
+    def open(self, runs: Sequence[Run], folder: pathlib.Path, workers: int | None) -> int:
         """Prepare to train `runs` in `folder`; return how many workers to start at a time.
 
         Raises ValueError if the engine cannot be used here.
@@ -46,7 +45,8 @@ class Engine(Protocol):
         """Let all workers save and end, after Ctrl-C; return in words what happened to them."""
 
     def close(self) -> None:
-        """End all workers that are left, also after an error."""
+        """End all workers that are left, also after an error.  By default there are none."""
+        return
 
 
 @dataclass(frozen=True)
@@ -59,38 +59,50 @@ class Resources:
     """Memory of a run in GiB; None for the default of the cluster."""
 
     def __post_init__(self) -> None:
-        check_number("sweep", "cpus", self.cpus, 1)
-        check_number("sweep", "gpus", self.gpus, 0)
-        if self.memory is not None:
-            check_number("sweep", "memory", self.memory, 0.001)
-
-
-def command(folder: pathlib.Path) -> list[str]:
-    """Return the command of a worker.
-
-    With -P, a file such as random.py in the current folder does not replace a module of the same name.
-    """
-    return [sys.executable, "-P", "-m", "polyhead.train", str(folder)]
+        for name, least in (("cpus", 1), ("gpus", 0), ("memory", 0.001)):
+            if getattr(self, name) is not None:
+                check_number("sweep", name, getattr(self, name), least)
 
 
 def worker_environment(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a worker, from that of its engine: our source, and the threads."""
     source = str(pathlib.Path(__file__).parents[4])
-    paths = [source, environment.get("PYTHONPATH", "")]
-    number = str(threads)
-    python_path = os.pathsep.join(filter(None, paths))
-    return {**environment, "PYTHONPATH": python_path, "OMP_NUM_THREADS": number, "MKL_NUM_THREADS": number}
+    python_path = os.pathsep.join(filter(None, [source, environment.get("PYTHONPATH", "")]))
+    return {**environment, "PYTHONPATH": python_path, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
 
 
-def open_log(folder: pathlib.Path) -> IO[bytes]:
-    """Open the log of a worker to append to it."""
-    return open(folder / LOG, "ab")
-
-
-def start_process(folder: pathlib.Path, threads: int, **options: Any) -> "subprocess.Popen[bytes]":
+def start_process(folder: pathlib.Path, environment: Mapping[str, str], **options: Any) -> "subprocess.Popen[bytes]":
     """Start a worker on this machine; its output goes to its log."""
-    environment = worker_environment(threads, os.environ)
-    with open_log(folder) as log:
-        return subprocess.Popen(
-            command(folder), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, **options
-        )
+    # With -P, a file such as random.py in the current folder does not replace a module of the same name.
+    command = [sys.executable, "-P", "-m", "polyhead.train", str(folder)]
+    with open(folder / LOG, "ab") as log:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, **options)
+
+
+def train_in_child(
+    folder: str, threads: int, environment: Mapping[str, str], workers: list[int], **options: Any
+) -> int:
+    """Train a run on a machine of a cluster, in a child process; return its exit code.
+
+    An interruption lets it save.  `environment`: added to that of the machine.  `workers` gets the process's number.
+    """
+    # A sweep in the background of a script hands SIGINT down as ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    environment = worker_environment(threads, {**os.environ, **environment})
+    process = start_process(pathlib.Path(folder), environment, **options)
+    workers.append(process.pid)
+    try:
+        while process.poll() is None:  # `wait` would not hear an interruption that is no signal
+            time.sleep(0.1)
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+    return process.returncode
+
+
+def code_of(result: Callable[[], Any]) -> int:
+    """Return the exit code that is the result of a cluster's task, or LOST if it left none."""
+    try:
+        return int(result())
+    except Exception:  # each cluster has errors of its own
+        return LOST

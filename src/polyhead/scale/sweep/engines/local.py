@@ -5,15 +5,13 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from polyhead.scale.sweep.engines import ExitCode, start_process
-
-if TYPE_CHECKING:
-    from polyhead.config import Run
+from polyhead.config import Run
+from polyhead.scale.sweep.engines import Engine, ExitCode, start_process, worker_environment
+from polyhead.train.device import pick_device
 
 
-class Local:
+class Local(Engine):
     """Worker processes: one per core by default, or a single one on an accelerator.  They share the cores equally.
 
     No worker has more threads than OMP_NUM_THREADS: on cores that other programs use, threads wait for each other.
@@ -25,9 +23,7 @@ class Local:
         self.threads = 1
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None) -> int:
-        from polyhead.train.device import pick_device
-
+    def open(self, runs: Sequence[Run], folder: pathlib.Path, workers: int | None) -> int:
         cores = os.cpu_count() or 1
         if hasattr(os, "sched_getaffinity"):
             cores = len(os.sched_getaffinity(0))
@@ -44,9 +40,10 @@ class Local:
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
         # In sessions of their own: Ctrl-C reaches only the sweep, which asks each worker to save.
+        environment = worker_environment(self.threads, os.environ)
         workers: list[ExitCode] = []
         for folder in folders:
-            self.processes.append(start_process(folder, self.threads, start_new_session=True))
+            self.processes.append(start_process(folder, environment, start_new_session=True))
             workers.append(self.processes[-1].poll)
         return workers
 

@@ -5,29 +5,26 @@ run is trained twice.
 """
 
 import functools
-import inspect
 import logging
 import os
 import pathlib
-import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from polyhead.config import Run
 from polyhead.extensions import IMPORTS
-from polyhead.scale.sweep.engines import LOG, LOST, ExitCode, Resources, command, worker_environment
+from polyhead.scale.sweep import engines
+from polyhead.scale.sweep.engines import Engine, ExitCode, Resources, code_of
 from polyhead.spec.optional import optional
 from polyhead.train.store.folder import is_claimed
-
-if TYPE_CHECKING:
-    from polyhead.config import Run
 
 SAVING_SECONDS = 120
 """The time that workers have to save after Ctrl-C."""
 
 
-class Ray:
-    """The cluster at `address`: HOST:PORT, "auto" for that of this machine, "local" to start one here for this sweep.
+class Ray(Engine):
+    """The cluster at `address`: HOST:PORT, "auto" for that of this machine, "local" to start one in this process.
 
     Without `workers` the cluster gets all runs, and trains as many in parallel as its resources allow.
     """
@@ -35,23 +32,21 @@ class Ray:
     poll_seconds = 0.5
 
     def __init__(self, address: str, resources: Resources | None = None) -> None:
-        self.address = address
-        self.resources = resources or Resources()
-        self.tasks: list[Any] = []
-        self.folders: list[pathlib.Path] = []
-        self.has_joined = False
+        self.address, self.resources = address, resources or Resources()
+        self.tasks: dict[pathlib.Path, Any] = {}
 
-    def open(self, runs: Sequence["Run"], folder: pathlib.Path, workers: int | None) -> int:
+    def open(self, runs: Sequence[Run], folder: pathlib.Path, workers: int | None) -> int:
         with optional("sweep: --ray", "polyhead[ray]"):
             import ray
-        if not ray.is_initialized():
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            try:
-                ray.init(self.address, logging_level=logging.ERROR, log_to_driver=False, include_dashboard=False)
-            except (ConnectionError, RuntimeError, ValueError) as error:
-                reason = str(error).strip().splitlines()[0]
-                raise ValueError(f"sweep: no Ray cluster at {self.address} ({reason})") from None
-            self.has_joined = True
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "include_dashboard": False}
+        try:
+            ray.init(self.address, ignore_reinit_error=True, **quiet)
+        except (ConnectionError, RuntimeError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ValueError(f"sweep: no Ray cluster at {self.address} ({reason})") from None
+        # Tasks start without our imports: their function is sent by its code.
+        ray.cloudpickle.register_pickle_by_value(engines)
         # Ray would wait forever for resources that no machine has.
         for name, amount in {"CPU": self.resources.cpus, "GPU": self.resources.gpus}.items():
             largest = max(node["Resources"].get(name, 0) for node in ray.nodes() if node["Alive"])
@@ -62,77 +57,38 @@ class Ray:
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
         import ray
 
-        options: dict[str, Any] = {"num_cpus": self.resources.cpus, "num_gpus": self.resources.gpus}
-        if self.resources.memory is not None:
-            options["memory"] = int(self.resources.memory * 2**30)
-        run_worker = ray.remote(**options)(inspect.unwrap(task_function()))
+        cpus, memory = self.resources.cpus, int((self.resources.memory or 0) * 2**30) or None
+        options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": self.resources.gpus, "memory": memory}
+        train = ray.remote(**options)(engines.train_in_child)
         # Modules of the user's own tasks: their names, and where they lie.
         inherited = {name: os.environ[name] for name in ("PYTHONPATH", IMPORTS) if name in os.environ}
-        environment = worker_environment(self.resources.cpus, inherited)
-        workers: list[ExitCode] = []
-        for folder in map(pathlib.Path.absolute, folders):
-            self.folders.append(folder)
-            self.tasks.append(run_worker.remote(command(folder)[1:], environment, str(folder / LOG)))
-            workers.append(functools.partial(_exit_code, self.tasks[-1]))
-        return workers
+        started = {folder.absolute(): train.remote(str(folder.absolute()), cpus, inherited, []) for folder in folders}
+        self.tasks |= started
+        return [functools.partial(_exit_code, task) for task in started.values()]
 
     def stop(self) -> str:
-        """Interrupt all tasks, which let their workers save, and wait for them."""
+        """Interrupt all tasks, once: a second time would interrupt a task while its worker saves."""
         import ray
 
-        running = [task for task in self.tasks if _exit_code(task) is None]
-        self.tasks = []  # once: a second cancel would interrupt the task while its worker saves
-        for task in running:
+        tasks, self.tasks = self.tasks, {}
+        for task in tasks.values():
             ray.cancel(task)
-        if running:
-            ray.wait(running, num_returns=len(running), timeout=SAVING_SECONDS)
+        if tasks:
+            ray.wait(list(tasks.values()), num_returns=len(tasks), timeout=SAVING_SECONDS)
         # Ray may call a task cancelled before its worker has saved: then the lock of the folder is free.
         deadline = time.monotonic() + SAVING_SECONDS
-        while any(map(is_claimed, self.folders)) and time.monotonic() < deadline:
+        while any(map(is_claimed, tasks)) and time.monotonic() < deadline:
             time.sleep(0.1)
         return "stopped and saved"
 
     def close(self) -> None:
-        ray: Any = sys.modules.get("ray")
-        if ray is not None and ray.is_initialized():
+        if self.tasks:
             self.stop()
-            if self.has_joined:
-                ray.shutdown()
 
 
-def task_function() -> Any:
-    """Return the function of a task.  A nested function is pickled by value, so a task starts without our imports."""
-
-    def run_worker(words: list[str], environment: dict[str, str], log: str) -> int:
-        import os
-        import signal
-        import subprocess
-        import sys
-        import time
-
-        # Ray cancels by SIGINT, which a sweep in the background of a script hands down as ignored.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        with open(log, "ab") as file:
-            environment = {**os.environ, **environment}
-            process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=file, env=environment)
-        try:
-            while process.poll() is None:
-                time.sleep(0.1)
-        except KeyboardInterrupt:  # the task was cancelled
-            process.terminate()
-            process.wait()
-        return int(process.returncode)
-
-    return run_worker
-
-
-def _exit_code(reference: Any) -> int | None:
+def _exit_code(task: Any) -> int | None:
     import ray
 
-    ended, _ = ray.wait([reference], timeout=0)
-    if not ended:
-        return None
-    try:
-        return int(ray.get(reference))
-    except ray.exceptions.RayError:
-        return LOST
+    if ray.wait([task], timeout=0)[0]:
+        return code_of(functools.partial(ray.get, task))
+    return None
