@@ -76,7 +76,7 @@ def emit(value: Callable[[], object], show: Callable[[], None]) -> None:
 
     If nobody reads it, as behind `| head -1`, the command goes on and keeps its exit code.
     """
-    from polyhead.train.store.values import legal
+    from polyhead.spec.values import legal
 
     try:
         if SETTINGS["json"]:

@@ -10,8 +10,8 @@ from polyhead.analysis import figures
 from polyhead.analysis.claims import Verdict
 from polyhead.pages.document import figure_as_svg, render
 from polyhead.papers.outcome import FigureOutcome
+from polyhead.spec.values import legal
 from polyhead.train.store.files import write
-from polyhead.train.store.values import legal
 
 RESULTS, PAGE, README = "results.json", "index.html", "README.md"
 RUN_COLUMNS = {

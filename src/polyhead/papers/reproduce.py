@@ -26,10 +26,10 @@ from polyhead.scale.sweep.engines.here import Here
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
+from polyhead.spec.values import numbers
 from polyhead.train import Result
 from polyhead.train.device import environment
 from polyhead.train.store.files import check_folder
-from polyhead.train.store.values import numbers
 
 # The content of results.json.
 About = dict[str, Any]

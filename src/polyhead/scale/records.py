@@ -13,9 +13,9 @@ from polyhead.scale.sweep.job import State
 from polyhead.scale.sweep.naming import differing, labels
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
+from polyhead.spec.values import legal
 from polyhead.train.store import folder as run_folder
 from polyhead.train.store.folder import CONFIG, FAILURE, finished, is_claimed, place_of, read_config, read_metrics
-from polyhead.train.store.values import legal
 
 if TYPE_CHECKING:
     import pandas

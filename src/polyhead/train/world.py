@@ -155,13 +155,13 @@ class StopBroadcast:
         self.flag = torch.zeros(1, dtype=torch.int64)
         self.work: dist.Work | None = None
 
-    def exchange(self, asked: int) -> int:
-        """Send `asked` to the others; returns the result of the previous step, equal in every process."""
+    def exchange(self, signal_number: int) -> int:
+        """Send the signal to the others; returns the result of the previous step, equal in every process."""
         if self.world.size == 1:
-            return asked
+            return signal_number
         before = self.last()
         # The exchange runs during the next step; waiting for it here would cost every step a round trip.
-        self.flag = torch.tensor([asked])
+        self.flag = torch.tensor([signal_number])
         self.work = dist.all_reduce(self.flag, dist.ReduceOp.MAX, async_op=True)
         return before
 

@@ -12,10 +12,10 @@ from polyhead.analysis.claims import Estimate
 from polyhead.analysis.labels import mechanism_label, with_field
 from polyhead.config import Mechanism, Model, Run, TransformerConfig, digest, to_dict
 from polyhead.scale.sweep.naming import differing, setting, words
+from polyhead.spec.values import flat
 from polyhead.tasks.base import Task
 from polyhead.tasks.task import Score
 from polyhead.train.store import folder as store
-from polyhead.train.store.values import flat
 
 # Splits by how informative their score is, best first. `*`: names of a user's own.
 SPLIT_ORDER = ("compositional", "novel", "*", "iid", "validation", "train")

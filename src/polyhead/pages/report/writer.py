@@ -19,8 +19,8 @@ from polyhead.pages.report.codes import analyse, code_sections
 from polyhead.pages.report.results import Results, curves_section, results_section
 from polyhead.pages.report.runs import Entry
 from polyhead.pages.report.section import Draft, Section
+from polyhead.spec.values import flat
 from polyhead.train.store.files import check_folder, check_place
-from polyhead.train.store.values import flat
 
 SEQUENCES = 2000  # per split, for baselines
 Folders = Iterable[str | pathlib.Path]

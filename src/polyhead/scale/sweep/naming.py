@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from polyhead.config import Run, TransformerConfig, digest, to_dict
-from polyhead.train.store.values import flat
+from polyhead.spec.values import flat
 
 MAX_FIELDS = 5
 """Runs that differ in more fields are named by digest."""

@@ -14,10 +14,10 @@ from filelock import FileLock, Timeout
 
 from polyhead import config as configs
 from polyhead.config import Run, serial
+from polyhead.spec.values import legal, numbers
 from polyhead.train.stop import HELD
 from polyhead.train.store import shipped
 from polyhead.train.store.files import Damaged, check_place, delete, named, write
-from polyhead.train.store.values import legal, numbers
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
 LOCK, FAILURE, EARLIER, DIGEST = ".lock", "failure.txt", "checkpoint-{:08}", "digest"

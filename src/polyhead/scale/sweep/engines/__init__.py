@@ -59,9 +59,9 @@ class Resources:
     """Memory of a run in GiB; None for the default of the cluster."""
 
     def __post_init__(self) -> None:
-        for name, least in (("cpus", 1), ("gpus", 0), ("memory", 0.001)):
+        for name, minimum in (("cpus", 1), ("gpus", 0), ("memory", 0.001)):
             if getattr(self, name) is not None:
-                check_number("sweep", name, getattr(self, name), least)
+                check_number("sweep", name, getattr(self, name), minimum)
 
 
 def worker_environment(threads: int, environment: Mapping[str, str]) -> dict[str, str]:
