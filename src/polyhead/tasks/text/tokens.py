@@ -205,7 +205,7 @@ def codec_of(run: Run, folder: str | os.PathLike[str]) -> Codec:
     """
     task: Any = run.task
     codec: Codec
-    if task.tokenizer != "bytes" and pathlib.Path(folder, FILE).exists():
+    if getattr(task, "tokenizer", "bytes") != "bytes" and pathlib.Path(folder, FILE).exists():
         codec = read(pathlib.Path(folder, FILE))
     else:
         codec = task.codec()
