@@ -77,7 +77,7 @@ PAGES = {
     "settings": Figure(
         "Other heads, dropout, decay: fuzzy logic after 50,000 steps", long.LONG, partial(long.draw, tests=long.WIDE)
     ),
-    "width": Figure("Width of heads: fuzzy logic after 50,000 steps", long.LONG, partial(long.draw, tests=long.WIDTH)),
+    "width": Figure("Width of heads: fuzzy logic after 50,000 steps", long.LONG, long.draw_width),
     "length": Figure(
         "Fuzzy logic from 15 examples after 50,000 steps", long.LONG, partial(long.draw, tests=long.PRIMARY)
     ),

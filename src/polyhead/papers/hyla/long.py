@@ -228,7 +228,7 @@ MAIN_NOTE = (
 def draw(study: Study, tests: tuple[ProtocolTest, ...] = TESTS) -> FigureOutcome:
     """Draw scores on unseen combinations during training, and at equal skill on known ones; the tests, all numbers.
 
-    `tests`: those of the page: of the main test, `PARTS`, `WIDE`, `WIDTH` or `RAVENS`.
+    `tests`: those of the page: of the main test, `PARTS`, `WIDE` or `RAVENS`.
     """
     # In the order of the models in figures.
     names = list(NAMES)
@@ -302,6 +302,21 @@ def beside_paper(stem: str, scores: Table, baselines: Mapping[str, float]) -> Pi
         "standard errors over seeds. The paper chose the rate among four settings, and its splits may lack terms."
     )
     return Picture(stem, caption, figures.results(scores_here, baselines=baselines, printed=paper))
+
+
+def draw_width(study: Study) -> FigureOutcome:
+    """Draw R² on unseen combinations over the width of heads, a line per kind of heads."""
+    scores = measured(study.points)
+    curves: Curves = {}
+    for model, width in itertools.product(MAIN, WIDTHS):
+        by_seed = column(scores, "unseen", of_width(model, width)).reindex(SEEDS).dropna()
+        if len(by_seed):
+            curves.setdefault(NAMES[model], {})[width] = by_seed.to_list()
+    figure = figures.lines([("", curves, {})], x_label="width of a head", y_label="R², unseen", log_x=True)
+    caption = "R² on unseen combinations after 50,000 steps by the width of heads: standard errors, a dot per seed."
+    notes = (NOTE, "Parameters grow with the width of heads.")
+    picture = Picture(study.figure, caption, figure)
+    return FigureOutcome([picture], rows_of(study.points, scores), verdicts(scores, WIDTH), notes, as_json(scores))
 
 
 COLUMNS = {"known": "known", "unseen": "unseen", "novel": "unknown terms", "gap": "known − unseen"}
