@@ -1,7 +1,5 @@
 """A group with a user's own function: its code is the function's code, or it has no code."""
 
-import functools
-
 import pytest
 import torch
 from refusals import refused
@@ -9,18 +7,13 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import polyhead as ph
-from polyhead import spec
 from polyhead.analysis import codes, value_network
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.heads import functions
 from polyhead.layers.heads.groups import SoftmaxHeads
-from polyhead.ops import registry
-from polyhead.ops.call import AttentionCall
 from polyhead.pages.explore import writer as explore
 
 F64 = torch.float64
-KINDS = [getattr(ph, row.config) for row in spec.MECHANISMS]
-UNKNOWN = r"^{who}: the code of {name} is not known: give it with the function, group\.use\({name}, code=\.\.\.\)$"
 
 
 def cosine_code(q, k, **seen):
@@ -69,29 +62,6 @@ def test_its_code_makes_its_output(limits):
     assert_close(codes(taps, [0, 5, -1], [0, 3, 4], group=1), code[:, :, [0, 5, 5], [0, 3, 4]].transpose(1, 2))
     networks = [value_network(taps, 3, j, sample=1, group=g)(x[1, j]) for j in range(6) for g in range(2)]
     assert_close(sum(networks), y[1, 3])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_mechanism_takes_a_function_and_its_code(kind):
-    """The op of negated queries: the code of the op itself must not be shown."""
-    attention, x = layer(kind(4, dim=6), causal=True), inputs()
-    (group,) = attention.groups
-    before, attend = attention(x, return_code=True)[1], group.attend
-    of_op = functools.partial(AttentionCall, normalise=group.normalise, act="softmax")
-
-    def turned(q, *tensors, **seen):
-        return attend(-q, *tensors, **seen)
-
-    group.attend = turned
-    refused(lambda: attention(x, return_code=True), UNKNOWN.format(who=type(group).__name__, name="turned"))
-    _, taps = tapped(attention, x)
-    refused(taps.groups[0].code, "the code of turned is not known")
-    group.use(turned, code=lambda q, k, **seen: registry.code_of(group.kind)(of_op(-q, k, k, **seen)))
-    after = attention(x, return_code=True)[1]
-    assert (after - before).abs().max() > 1e-6
-    assert_close(tapped(attention, x)[1].groups[0].code(), after)
-    group.use(attend)  # a user's function needs a code, even if it is the op
-    refused(lambda: attention(x, return_code=True), "is not known")
 
 
 def test_the_function_and_its_code_are_given_the_same():
@@ -143,15 +113,6 @@ def test_an_unknown_code_is_refused_everywhere(way):
     ):
         refused(ask, r": the code of \w+ is not known: give it with the function")
     assert taps.groups[0].kind == taps.groups[0].normalise == "own"
-
-
-def test_taps_keep_the_function_of_their_call():
-    attention, x = layer(ph.Linear(4, normalise="rms_heads")), inputs()
-    code, taps = attention(x, return_code=True)[1], tapped(attention, x)[1]
-    attention.groups[0].normalise = "identity"
-    assert not torch.allclose(attention(x, return_code=True)[1], code)
-    attention.groups[0].attend = cosine_attention
-    assert_close(taps.groups[0].code(), code)
 
 
 # -------------------------------------------------------------------------------------------------- caches and dropout

@@ -7,7 +7,6 @@ from refusals import refused
 
 import polyhead as ph
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.positions import places_in
 
 F64 = torch.float64
 M, LENGTHS = 48, (3, 0, 1, 6, 2)  # one is empty, one a single token
@@ -27,32 +26,6 @@ def test_a_mask_and_positions_of_packed_sequences():
     alone = torch.cat([layer(p, mask=m, positions=w) for p, m, w in parts if p.shape[1]], 1)
     together = layer(x, mask=mask, positions=where, cu_seqlens=CU)
     same_with_gradients(together, alone, [x, *layer.parameters()])
-
-
-def test_places_count_in_each_sequence():
-    assert places_in(CU, 12).tolist() == [[0, 1, 2, 0, 0, 1, 2, 3, 4, 5, 0, 1]]
-    assert places_in(CU[:3], 5).tolist() == [[0, 1, 2, 0, 1]]  # rows after the last sequence are one
-
-
-def seen(*args, causal=True, **options):
-    """The `window` that each group's op gets, and whether it gets a mask."""
-    layer = make([ph.Softmax(2), ph.Relational(2)], causal=causal, window=3, positions=ph.Rotary())
-    found = set()
-    for group in layer.groups:
-        attend = group.attend
-        group.attend = lambda *a, its=attend, **k: found.add((k["window"], k["mask"] is not None)) or its(*a, **k)
-    layer(*args, **options)
-    return found
-
-
-def test_a_window_goes_to_the_op_unless_it_counts_other_places():
-    x, context = torch.randn(1, 6, M, dtype=F64), torch.randn(1, 4, M, dtype=F64)
-    where = torch.arange(6)[None]
-    assert seen(x) == seen(x, causal=False) == seen(x, x, causal=False) == seen(x, cu_seqlens=CU[:3]) == {(3, False)}
-    assert seen(x, cache=LayerCache()) == {(3, False)}
-    assert seen(x, mask=torch.ones(6).bool()) == {(3, True)}
-    assert seen(x, context, causal=False) == {(None, True)}
-    assert seen(x, positions=where) == seen(x[:, 4:], x, positions=where[:, 4:]) == {(None, True)}
 
 
 def test_mistakes_are_one_line():

@@ -180,22 +180,3 @@ def test_mistakes_are_one_line():
         (lambda: SinusoidalPositions(8, 5), "SinusoidalPositions: the width must be even but is 5"),
     ):
         refused(call, f"^{text}$")
-
-
-@pytest.mark.compile
-def test_compiles_whole():
-    """No data is read: one graph for all lengths."""
-    rotary, relative, alibi = RotaryEmbedding(8, max_length=64), RelativePositionBias(3, 8, 16), AlibiBias(3)
-    sinusoidal = SinusoidalPositions(64, 8)
-
-    def everything(x, where):
-        t = x.shape[1]
-        turned = rotary(x + sinusoidal(where)[:, None], where[:, None])
-        bias = relative(t, t + 1, offset=1) + alibi(t, t + 1, offset=1)
-        return turned, bias, relative.dense(where[None], where[None])
-
-    compiled = torch.compile(everything, fullgraph=True, dynamic=True, backend="eager")
-    for t, stance in ((5, "default"), (7, "fail_on_recompile")):
-        x, where = draw(2, t, 3, 8, dtype=torch.float32), torch.arange(t)
-        with torch.compiler.set_stance(stance):
-            torch.testing.assert_close(compiled(x, where), everything(x, where))

@@ -58,15 +58,13 @@ def inputs(*lengths):
 
 def same(attention, want, group):
     """Outputs and gradients of a layer whose first group wraps `group` are those of `want`, with other parameters."""
-    x, context = inputs(6, 9)
+    (x,), outputs = inputs(6), []
     for parameter, own in zip(group.parameters(), want.groups[0].parameters(), strict=True):
         nn.init.normal_(own, std=0.4)
         parameter.data.copy_(own)
-    keep, outputs = torch.rand(2, 4, 6, 6, dtype=F64).round() * 2, []
     for each in (attention, want):
         cache = LayerCache()
-        cached = [each(x[:, :4], cache=cache), each(x[:, 4:], cache=cache)]
-        outputs.append([each(x), each(x, context), each(x, keep=keep), *cached])
+        outputs.append([each(x), each(x[:, :4], cache=cache), each(x[:, 4:], cache=cache)])
         each(x).square().sum().backward()
     assert_close(*outputs, rtol=1e-12, atol=1e-12)
     for parameter, own in zip(group.parameters(), want.groups[0].parameters(), strict=True):
@@ -90,11 +88,9 @@ def test_a_compiled_group_computes_the_same(mechanism, eager):
     (x,), mine, own = inputs(6), [], []
     assert_close(attention(x, return_code=True, taps=mine), want(x, return_code=True, taps=own))
     mine, own = mine[0].groups[0], own[0].groups[0]
-    for name in ("kind", "normalise", "act", "depth", "relation_act", "relates"):
+    for name in ("kind", "normalise", "act", "depth", "relation_act"):
         assert getattr(mine, name) == getattr(own, name)
     assert_close(mine.code(), own.code())
-    if mine.relates:
-        assert_close((mine.relations(), mine.relation_weight), (own.relations(), own.relation_weight))
 
 
 def test_a_compiled_group_with_a_function_of_the_users(eager):

@@ -11,8 +11,6 @@ from some import some
 import polyhead as ph
 from polyhead import config
 from polyhead.models.build import build
-from polyhead.models.rivals.abstractor import AbstractorModel
-from polyhead.models.rivals.corelnet_predinet import CoRelNet, PrediNet
 from polyhead.tasks import KINDS, ObjectSorting
 
 F64 = torch.float64
@@ -105,19 +103,6 @@ def test_the_abstractor_is_its_equation(act, self_attention):
 
 
 # ------------------------------------------------------------------------------------------ sizes
-def count(model):
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def test_sizes():
-    assert count(CoRelNet(ph.CoRelNetConfig(IMAGES, ph.Classes(2)))) == 215_522  # the published comparison
-    embedding = 2 * 432 + (432 + 1) * 128 + 2 * 128
-    width = 128 + 2  # row and column
-    predinet = 2 * 9 * width * 16 * 8 + width * 8 + width * 8 + (16 * (8 + 4) + 1) * 128 + (128 + 1) * 2
-    assert count(PrediNet(ph.PrediNetConfig(IMAGES, ph.Classes(2)))) == embedding + predinet
-    layer = 2 * 4 * (128 + 1) * 128 + 3 * 2 * 128 + (128 + 1) * 256 + (256 + 1) * 128
-    settings = ph.AbstractorConfig(IMAGES, ph.Classes(2), head_dim=32, max_length=9)
-    assert count(AbstractorModel(settings)) == embedding + 2 * layer + 9 * 128 + 129 * 2
 
 
 def test_a_decoder_reads_the_abstract_states():

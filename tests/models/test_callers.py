@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
-from some import some
 from torch._dynamo.utils import counters
 from torch.func import functional_call, stack_module_state, vmap
 from torch.testing import assert_close
@@ -106,31 +105,6 @@ def test_a_tied_table_is_one_after_any_loading():
     assert model(x).shape[-1] == 9
 
 
-class Bare(torch.nn.Module):
-    """A user's wrapper of a table: it doubles the embeddings, and has no weight."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.inner = table
-
-    def forward(self, tokens):
-        return 2 * self.inner(tokens)
-
-
-@pytest.mark.parametrize("wrap", [Bare, torch.nn.utils.parametrizations.weight_norm])
-def test_logits_are_by_the_embeddings_of_a_wrapped_table(wrap):
-    """Both uses of them have a gradient; what `weight_norm` leaves behind is as its docstring says."""
-    model, x = build(TIED), inputs_of(TIED, 6)
-    stream = []
-    model.outputs.register_forward_pre_hook(lambda module, given: stream.append(given[0]))
-    model.inputs.table = wrap(model.inputs.table)
-    logits = model(x)
-    assert_close(logits, stream[0] @ model.inputs.table(torch.arange(7)).T * TIED.dim**-0.5)
-    logits.square().sum().backward()
-    idle = [name for name, parameter in model.named_parameters() if parameter.grad is None]
-    assert idle == ([] if wrap is Bare else ["outputs.table.weight"])
-
-
 @pytest.mark.compile
 @pytest.mark.parametrize("positions", [ph.Rotary(), ph.RelativeBias(), ph.Alibi(), ph.Sinusoidal()], ids=repr)
 def test_off_the_meta_device_by_assigning_it_compiles_at_once(positions):
@@ -182,18 +156,3 @@ def test_every_trained_parameter_gets_a_gradient():
     model(inputs_of(WRITES, 6), source=inputs_of(READS, 4)).square().sum().backward()
     assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
     assert model.blocks[0].attention.qkv.weight.shape == model.blocks[0].cross.qkv.weight.shape == (0, 24)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_gradients_are_the_same_twice(packed):
-    """To the bit, and without an operation that PyTorch knows to be otherwise."""
-    torch.manual_seed(0)
-    layer = ph.MultiHeadAttention(DIM, ALL, causal=True, positions=ph.RelativeBias(8), window=5, max_length=16)
-    block = ph.TransformerBlock(layer, torch.nn.Linear(DIM, DIM))
-    x, given = torch.randn(1, 12, DIM, requires_grad=True), {"cu_seqlens": cu_seqlens(12)} if packed else {}
-    torch.use_deterministic_algorithms(True)
-    try:
-        first, second = (torch.autograd.grad(block(x, **given).sin().sum(), [x, *block.parameters()]) for _ in range(2))
-    finally:
-        torch.use_deterministic_algorithms(False)
-    assert all(torch.equal(a, b) for a, b in some(zip(first, second, strict=True)))

@@ -7,7 +7,6 @@ import torch
 import zoo
 from gradients import same_with_gradients
 from refusals import refused
-from some import some
 from torch.testing import assert_close
 from zoo import make_model as build
 
@@ -33,21 +32,6 @@ def test_packed_sequences_equal_single_ones(name, masked):
     alone = torch.cat([model(part, mask=own if masked else None) for part, own in parts], 1)[mask]
     together = model(x, mask=mask if masked else None, cu_seqlens=CU)[mask]
     same_with_gradients(together, alone, [x, *model.parameters()])
-
-
-def test_taps_of_packed_sequences_equal_those_of_single_ones():
-    heads = (
-        ph.Disentangled(2, symbols=ph.RelationalSymbols(count=5)),
-        ph.Relational(2, symbols=ph.SymbolicAttention(count=5)),
-    )
-    model, x = build(replace(BASE, heads=heads)), torch.randn(1, 15, 5, dtype=torch.float64)
-    taps, alone = [], []
-    model(x, cu_seqlens=CU, taps=taps)
-    model(x[:, 5:12], taps=alone)
-    for layer, own in some(zip(taps, alone, strict=True)):
-        for group, wanted in some(zip(layer.groups, own.groups, strict=True)):
-            assert_close(group.assignments[:, 5:12], wanted.assignments)
-            assert_close(group.code()[..., 5:12, 5:12], wanted.code())
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -24,14 +24,6 @@ IMAGES = ph.Patches((3, 8, 8), (4, 4)), ph.Classes(2)
 BASELINE = ph.CoRelNetConfig(*IMAGES, dim=16)
 
 
-def test_a_count_by_hand():
-    settings = ph.TransformerConfig(
-        ph.Vectors(3), ph.Values(2), dim=8, layers=1, heads=ph.Softmax(2), feedforward=ph.Mlp(5)
-    )
-    norms, attention, feedforward = 3 * 2 * 8, 4 * 8 * 8, 2 * 8 * 5 + 5 + 8
-    assert parameters(settings) == (3 + 1) * 8 + norms + attention + feedforward + (8 + 1) * 2
-
-
 def test_softmax_heads_as_large_as_dual_ones():
     target = parameters(DUAL)
     assert parameters(SOFTMAX) < 0.99 * target

@@ -49,17 +49,6 @@ def test_padded_rows_equal_single_ones(heads, positions):
     compare(model, torch.cat(parts, 1), x, real)
 
 
-@torch.no_grad()
-def test_without_positions_padding_counts():
-    """Rows begin at the place where their first real token stands."""
-    x, real, _ = padded((4, 2))
-    model = make("mixture", positions=ph.Learned())
-    shifted = model(x, mask=real)
-    assert_close(shifted[0], model(x[:1])[0])
-    assert not torch.allclose(shifted[1, 2:], model(x[1:, 2:])[0])
-    assert_close(shifted[1, 2:], model(x[1:, 2:], positions=torch.tensor([[2, 3]]))[0])
-
-
 # ---------------------------------------------------------------------------------------------------------- windows
 WINDOWS = zoo.models(zoo.FEW, max_length=40)
 ENDS = ph.Tokens(12), ph.Logits(12)
@@ -81,16 +70,6 @@ def test_decoding_is_exact_and_its_memory_bounded(name, window):
     assert len(set(sizes)) == 1
     held = {cache[0].length - cache[0].gone, cache[1].length - cache[1].gone}
     assert held == {window - 1}
-
-
-@torch.no_grad()
-def test_dropped_keys_free_their_memory():
-    """A view would keep the whole tensor; each stored tensor has a storage of its own size."""
-    model, cache = zoo.make_model(GROUPED), Cache(2)
-    model(torch.randint(12, (1, 30)), cache=cache)
-    kept = list(cache[0]._kept.values())
-    assert [tuple(tensor.shape) for tensor in kept] == [(1, 3, 2, 4)] * 2
-    assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in kept)
 
 
 @pytest.mark.parametrize("gap", [False, True])

@@ -81,7 +81,6 @@ def test_stop_strings_end_a_row_wherever_tokens_cut_them(saying):
         ("f", "ab\ncd\n\ne"),
         ("\n\n\n", text),
         ("fg", text),
-        ("x", text),
         ("a", ""),
     ):
         pieces = saying(Bytes(), [list(text.encode())], ["x"], stop)
@@ -93,10 +92,6 @@ def test_stop_strings_end_a_row_wherever_tokens_cut_them(saying):
     assert joined(saying(Words(), [[1, 4, 5]], ["a"], ["x\ny", "\n"])) == [" bc x"]
 
 
-def test_stop_strings_begin_after_the_prompt(saying):
-    assert joined(saying(Bytes(), [list(b"\nab")], ["x\n\n\n"], "\n\n")) == ["\nab"]
-
-
 def test_rows_end_each_for_itself(saying):
     pieces = saying(Bytes(), [list(b"ab;cd"), list(b"abcde"), list(b"a\x00bcd")], ["x"] * 3, ";")
     assert joined(pieces) == ["ab", "abcde", "a"]
@@ -105,9 +100,8 @@ def test_rows_end_each_for_itself(saying):
     assert len(saying(Bytes(), [list(b"ab;cd"), list(b";cde")], ["x"] * 2, ";")) == 3
 
 
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_it_is_the_text_of_the_tokens(use_cache):
-    model, codec, how = model_of(256), Bytes(), {"steps": 12, "top_k": 40, "use_cache": use_cache}
+def test_it_is_the_text_of_the_tokens():
+    model, codec, how = model_of(256), Bytes(), {"steps": 12, "top_k": 40}
     prompts = ["def f(", "né"]
     tokens = generate(
         model, [codec.encode(p) for p in prompts], stop=0, generator=torch.Generator().manual_seed(1), **how
@@ -124,9 +118,7 @@ def test_mistakes_are_one_line():
     for call, text in (
         (lambda: stream_text(model, Words(), ["a"], steps=1), "the tokenizer has 6 tokens but the model .* for 256"),
         (lambda: stream_text(model, codec, ["a"], steps=1, stop=["a", ""]), "a stop string must not be empty"),
-        (lambda: stream_text(model, codec, [], steps=1), "no prompt came"),
         (lambda: stream_text(model, codec, "ab", steps=1), "prompts must be a list of texts but one text came"),
-        (lambda: stream_text(model, codec, ["a" * 600], steps=1), "600 tokens and 1 steps more go beyond"),
         (lambda: stream_text(model_of(6), Words(), ["a", ""], steps=1), "a prompt is empty, and the tokenizer has"),
     ):
         refused(call, f"^generate: {text}")
