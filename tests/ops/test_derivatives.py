@@ -35,26 +35,6 @@ def build(op, arguments, problem, t, s=None, p=1, **sizes):
     return [x.detach() for x in arguments(op, problem(t, s or t, **sizes)[0], r=2, p=p)]
 
 
-@pytest.mark.parametrize("t", [3, 40])
-def test_forward_mode_of_the_other_ops(problem, t):
-    """<cotangent, J tangents>, by forward mode and by a backward pass."""
-    q, k, v = problem(t, t, h=2, g=1, d=2, e=2)[0]
-    for run, leaves in [
-        (lambda *x: ops.linear_attention(*x, causal=True), (q, k, v)),
-        (lambda *x: ops.linear_step(*x)[0], (k, k, v)),
-        (ops.scaled_dot_product_attention, (q[..., 0, :], k[..., 0, :], v[..., 0, :])),
-        (lambda q, k: ops.latent_code(q, k, normalise="rms_heads"), (q, k)),
-        (lambda x: ops.rms_norm(x, None), (q,)),
-        (lambda x: ops.rope(x, torch.arange(t)[:, None]), (q,)),
-    ]:
-        leaves = [x.detach().clone().requires_grad_() for x in leaves]
-        tangents = [torch.randn_like(x) for x in leaves]
-        out, forward = jvp(run, tuple(leaves), tuple(tangents))
-        cotangent = torch.randn_like(out)
-        backward = torch.autograd.grad(run(*leaves), leaves, cotangent)
-        assert_close((cotangent * forward).sum(), sum((x * y).sum() for x, y in zip(backward, tangents, strict=True)))
-
-
 def ways(run, x):
     """All ways to derivatives of a function of one tensor, each as a value."""
     torch.manual_seed(1)
@@ -129,8 +109,14 @@ def test_custom_ops_refuse_in_one_line(problem, arguments, op, impl):
         kind, text = (RuntimeError, late) if name in LATE else (ValueError, told)
         with pytest.raises(kind, match=text):
             way()
-    q.requires_grad_()
-    slope = torch.autograd.grad(resolve(op, impl)(q, *rest, causal=True).square().sum(), q, create_graph=True)[0]
+    # What shows in the backward pass: forward mode around it, and a second one.
+    out = resolve(op, impl)(q.requires_grad_(), *rest, causal=True)
+    told = f"impl '{impl}' has no derivative of its gradient; use impl='reference'$"
+    with forward_ad.dual_level():
+        cotangent = forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out))
+        with pytest.raises(RuntimeError, match=told):
+            torch.autograd.grad(out, q, cotangent, retain_graph=True)
+    slope = torch.autograd.grad(out.square().sum(), q, create_graph=True)[0]
     with pytest.raises(RuntimeError, match=f"impl '{impl}' has no second derivative; use impl='reference'$"):
         torch.autograd.grad(slope.sum(), q)
 
@@ -149,15 +135,6 @@ def test_fused_kernels_know_one_derivative(problem):
             assert told in str(error)  # noqa: PT017
             refused.append(name)
     assert refused == ["jvp", "forward_ad", "jacfwd", "hessian", "vmap of grad", "grad of vmap", "jvp of grad"]
-
-
-def test_a_backward_pass_in_forward_mode_is_refused(problem):
-    """The call was made outside, so it went through tiles."""
-    q, k, v = problem(5, 5)[0]
-    out = ops.hyla(q, k, v, impl="blocked")
-    told = "hyla: impl 'blocked' has no derivative of its gradient"
-    with forward_ad.dual_level(), pytest.raises(RuntimeError, match=told):
-        torch.autograd.grad(out, q, forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out)))
 
 
 @pytest.mark.parametrize("block", [14, 1000])

@@ -82,17 +82,6 @@ def test_mistakes_are_one_line():
         refused(call, f"^{text}")
 
 
-@pytest.mark.compile
-def test_compiles_whole():
-    def both(x, positions):
-        return rope(rope(x, positions), positions, layout="half")
-
-    compiled = torch.compile(both, fullgraph=True, dynamic=True, backend="aot_eager")
-    for t in (3, 6):
-        x, positions = draw(2, t, 3, 8, dtype=torch.float32), torch.arange(t)[:, None]
-        torch.testing.assert_close(compiled(x, positions), both(x, positions))
-
-
 def test_samples_of_vmap_may_lie_anywhere_and_have_their_own_positions():
     """The stride of samples is odd: no view as complex numbers; and vmap reads no data."""
     x, places = torch.randn(3 * 41).as_strided((3, 5, 8), (41, 8, 1)), torch.arange(15).view(3, 5)
