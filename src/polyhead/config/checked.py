@@ -12,10 +12,8 @@ import msgspec
 from msgspec import Meta
 
 # ------------------------------------------------------------------------------------------------------ types of fields
-MAX_INT = 2**63 - 1
-"""A larger integer is neither a size nor a seed."""
-LARGEST = 4096
-"""The most layers, and the most neighbours, so that a file with 10^12 layers is refused at once."""
+MAX_INT = 2**63 - 1  # a larger integer is neither a size nor a seed
+LARGEST = 4096  # layers and neighbours, so that a file with 10^12 layers is refused at once
 
 Count = Annotated[int, Meta(ge=1, le=MAX_INT)]
 Index = Annotated[int, Meta(ge=0, le=MAX_INT)]

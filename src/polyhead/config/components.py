@@ -25,11 +25,8 @@ class Rotary(Closed):
 
 @dataclass(frozen=True)
 class RelativeBias(Closed):
-    """T5 relative bias, one table per layer.  Keys after the query share bucket 0, unless `bidirectional`.
-
-    By default as many buckets as positions, as in the HYLA paper's code: one for each of the nearer half of the
-    distances, the others logarithmic.
-    """
+    """T5 relative bias, one table per layer; by default as many buckets as positions, as in the HYLA paper's code:
+    the nearer half has one each, others are logarithmic.  Keys after the query share bucket 0, unless bidirectional."""
 
     buckets: Count | None = None
     max_distance: Count | None = None
@@ -112,10 +109,8 @@ class Vectors(Checked):
 @dataclass(frozen=True)
 class Patches(Checked):
     """Images (b c height width) cut into patches, each through a linear map: one token per patch, row by row.
-
     `image`: channels, height, width; `patch`: height, width.  `norm`: LayerNorms before and after the map.
-    `class_token`: a learned token before all patches.
-    """
+    `class_token`: a learned token before all patches."""
 
     image: tuple[Count, Count, Count]
     patch: tuple[Count, Count]

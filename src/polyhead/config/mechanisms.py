@@ -20,11 +20,8 @@ Normalise = Annotated[str, choice(NORMALISE)]
 
 @dataclass(frozen=True)
 class Mechanism(Checked):
-    """A group of heads of one kind.  `dim` (query/key) and `value_dim` of a head are by default width // total heads.
-
-    `kv_heads`: keys and values are shared by heads // kv_heads query heads (grouped attention).  `share`: queries and
-    keys are those of the group before it in the list.
-    """
+    """A group of heads of one kind; `dim` (query/key) and `value_dim` of a head are by default width // total heads.
+    `kv_heads`: of grouped attention.  `share`: queries and keys are those of the group before it in the list."""
 
     heads: Count = 8
     dim: Count | None = None
@@ -49,8 +46,7 @@ class Softmax(Mechanism):
     """Softmax attention (Vaswani et al. 2017).
 
     `softcap`: scores x become softcap tanh(x / softcap), as in Gemma 2.  `sinks`: each head learns the score of a
-    further key without a value, as in GPT-OSS.  `gate`: a head's output is multiplied by sigmoid(W x), x the layer's
-    input, as in Qwen3-Next.
+    further key without a value (GPT-OSS).  `gate`: outputs times sigmoid(W x), x the layer's input (Qwen3-Next).
     """
 
     softcap: Positive | None = omitted_at_default(None)
@@ -98,9 +94,7 @@ class Pooled(Mechanism):
 @dataclass(frozen=True)
 class Symbols(Checked):
     """The base class of sources of symbols for relational heads: values that do not depend on a token's features.
-
-    `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers instead of one per layer.
-    """
+    `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers instead of one per layer."""
 
     dim: Count | None = None
     shared: bool = True
@@ -174,9 +168,8 @@ class Relational(SymbolHeads):
     """Relational attention (Altabaa and Lafferty 2024): heads retrieve symbols, and relations to the tokens they read.
 
     A pair has `relations` inner products (default: one per head) of width `relation_dim` (default: heads x value_dim //
-    relations), shared by the heads.  `symmetric`: their queries and keys use one map.  `relation_init`: "balanced"
-    gives relations the variance of normal symbols; "paper" is uniform within relations ** -0.5; "package" divides that
-    by the root of value_dim (as released).
+    relations), shared by the heads.  `symmetric`: queries and keys use one map.  `relation_init`: "balanced" has the
+    variance of normal symbols; "paper" is uniform within relations ** -0.5, "package" over sqrt(value_dim).
     """
 
     relations: Count | None = None

@@ -13,12 +13,6 @@ from polyhead.config.mechanisms import PositionSymbols, RelationAct, RelativeSym
 __all__ = ["AbstractorConfig", "CoRelNetConfig", "PrediNetConfig"]
 
 
-def _check_pool(part: "Objects | AbstractorConfig") -> None:
-    """Raise ValueError for a class token, which these models lack."""
-    if part.outputs is not None and part.outputs.pool != "mean":
-        raise ValueError(f"{type(part).__name__}: outputs must be Classes(pool='mean'): it has no class token")
-
-
 @dataclass(frozen=True)
 class Objects(Checked):
     """The base class of classifiers of `length` objects; if the inputs are patches, each is an object."""
@@ -30,8 +24,9 @@ class Objects(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_pool(self)
         name = type(self).__name__
+        if self.outputs.pool != "mean":
+            raise ValueError(f"{name}: outputs must be Classes(pool='mean'): it has no class token")
         if isinstance(self.inputs, Patches):
             if self.inputs.class_token:
                 raise ValueError(f"{name}: every token is an object, so inputs must have no class token")
@@ -48,11 +43,8 @@ class Objects(Checked):
 
 @dataclass(frozen=True)
 class CoRelNetConfig(Objects):
-    """CoRelNet (Kerg et al. 2022): a classifier that reads only the inner products of its objects.
-
-    `hidden`: width of the MLP that embeds each object, default 4 x dim.  `softmax`: normalise each row of inner
-    products, as in the paper.
-    """
+    """CoRelNet (Kerg et al. 2022): a classifier that reads only the inner products of its objects.  `hidden`: of the
+    MLP that embeds each, default 4 x dim.  `softmax`: normalise each row of inner products, as in the paper."""
 
     hidden: Count | None = None
     softmax: bool = True
@@ -61,9 +53,7 @@ class CoRelNetConfig(Objects):
 @dataclass(frozen=True)
 class PrediNetConfig(Objects):
     """PrediNet (Shanahan et al. 2020): each head retrieves two objects and compares them along `relations` directions.
-
-    `key_dim`: by default dim // heads.
-    """
+    `key_dim`: by default dim // heads."""
 
     heads: Count = 16
     relations: Count = 8
@@ -95,7 +85,8 @@ class AbstractorConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_pool(self)
+        if self.outputs is not None and self.outputs.pool != "mean":
+            raise ValueError("AbstractorConfig: outputs must be Classes(pool='mean'): it has no class token")
         if isinstance(self.symbols, RelativeSymbols):
             raise ValueError(f"AbstractorConfig: symbols must be one for each object but is {self.symbols!r}")
         if self.symbols.dim not in (None, self.dim):

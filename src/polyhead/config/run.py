@@ -1,8 +1,5 @@
-"""The configuration of a transformer, of training and of a run, as frozen dataclasses.
-
-Two runs with the same `digest` compute the same numbers, up to rounding on another machine.  Fields that cannot change
-a result (device, folders, logging) are marked non-semantic and stay out of the digest.
-"""
+"""A transformer, its training and a run, as frozen dataclasses.  Runs with the same `digest` compute the same numbers,
+up to rounding on another machine; fields that cannot change a result (device, folders, logging) stay out of it."""
 
 import hashlib
 import itertools
@@ -36,8 +33,8 @@ Heads = tuple[Mechanism, ...]
 class TransformerConfig(Checked):
     """The transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks).
 
-    With an `encoder`, every layer also attends to that model's output through `cross_heads`; by default these are
-    softmax heads, as many as the layer has heads.  The encoder's own output module is not used.
+    With an `encoder`, every layer also attends to that model's stream through `cross_heads`: by default softmax heads,
+    as many as the layer has heads.
     """
 
     inputs: Input
@@ -128,22 +125,18 @@ class TransformerConfig(Checked):
 def head_list(caller: str, heads: object) -> Heads:
     """`heads` as a tuple of mechanisms; a single mechanism becomes a tuple of one."""
     groups = (heads,) if isinstance(heads, Mechanism) else heads
-    if not isinstance(groups, (list, tuple)) or not groups:
+    if not isinstance(groups, (list, tuple)) or not groups or not all(isinstance(group, Mechanism) for group in groups):
         raise ValueError(f"{caller}: heads must be mechanisms such as [Softmax(4), Hyla(4)] but is {heads!r}")
-    for group in groups:
-        if not isinstance(group, Mechanism):
-            raise ValueError(f"{caller}: heads must be mechanisms such as Softmax(4) but holds {group!r}")
     return tuple(groups)
 
 
 def _layers_of_heads(heads: object) -> tuple[Any, ...]:
     """One list of mechanisms, or a list per layer."""
-    name = "TransformerConfig"
     if not isinstance(heads, (list, tuple)) or not any(isinstance(group, (list, tuple)) for group in heads):
-        return head_list(name, heads)
+        return head_list("TransformerConfig", heads)
     if any(isinstance(group, Mechanism) for group in heads):
-        raise ValueError(f"{name}: heads must be one list of mechanisms or one list per layer, not a mixture of both")
-    return tuple(head_list(name, group) for group in heads)
+        raise ValueError("TransformerConfig: heads must be one list of mechanisms or one list per layer, not a mixture")
+    return tuple(head_list("TransformerConfig", group) for group in heads)
 
 
 # ------------------------------------------------------------------------------------------------------------- training

@@ -1,8 +1,7 @@
 """Configurations to JSON values and back, and JSON and YAML files.
 
-A dataclass becomes an object with its class name under "kind".  Reading checks every field, kind and type, and errors
-name the path of the wrong field.  Only classes that the caller lists can be built, so a file from a stranger runs no
-code.
+A dataclass becomes an object with its class name under "kind".  Errors name the path of the wrong field.  Only classes
+that the caller lists can be built, so a file from a stranger runs no code.
 """
 
 import dataclasses
@@ -46,10 +45,9 @@ def read(path: str | pathlib.Path) -> Any:
         if path.suffix == ".json":
             return json.loads(text, object_pairs_hook=_unique)
         return yaml.load(text, Loader=_yaml_loader())
-    except RecursionError:
-        raise ValueError(f"{path}: cannot be read (it is nested too deeply)") from None
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read ({error.strerror})") from None
+    except (OSError, RecursionError) as error:
+        reason = getattr(error, "strerror", "it is nested too deeply")
+        raise ValueError(f"{path}: cannot be read ({reason})") from None
     except (ValueError, TypeError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path}: not valid {path.suffix[1:].upper() or 'YAML'} ({reason})") from None
@@ -87,11 +85,8 @@ def _yaml_loader() -> Any:
 
 # -------------------------------------------------------------------------------------------------------------- reading
 def build(data: Any, known: Mapping[str, type], path: str, allowed: tuple[type, ...], default: Any = None) -> Any:
-    """The dataclass that `data` describes; its "kind" names a class of `known` that is among `allowed`.
-
-    Where "kind" is missing, the only such class is meant, or `default`.  Raises ValueError, which begins with `path`,
-    for unknown kinds and for unknown, missing or mistyped fields.
-    """
+    """The dataclass that `data` describes; its "kind" names a class of `known` that is among `allowed`: where it is
+    missing, the only one, or `default`.  Raises ValueError, which begins with `path`."""
     if not isinstance(data, dict):
         raise ValueError(f"{path}: must be an object with fields but is {data!r:.200}")
     cls = _class_of(data, known, path, allowed, default)

@@ -1,7 +1,6 @@
 """The table of mechanisms: what each computes, as an equation, axes and words.
 
-Tests hold the PyTorch ops, the JAX ops, the converters, `polyhead list` and the docs to this table.  This file imports
-neither torch nor jax.
+Tests hold the PyTorch ops, the JAX ops, the converters and the docs to this table.  It imports neither torch nor jax.
 
 A hidden pair has the score -inf before a softmax, otherwise 0; its code is exactly 0.  A query without a visible key
 gives an output of exactly 0 and no NaN gradient.  Causal: the last query is aligned with the last key, so key j is
@@ -71,8 +70,7 @@ AXES = {
     "rel": "b r t s",
     "out": "b t h e",
 }
-"""Name of an array -> its axes, in the letters of shapes.LETTERS.  Query head i reads key/value head
-i // (h / g)."""
+"""Name of an array -> its axes, in the letters of shapes.LETTERS.  Query head i reads key/value head i // (h / g)."""
 
 COMMON: dict[str, object] = {
     "bias": None,
@@ -92,9 +90,8 @@ PROJECTIONS = {
     "out.weight": "m (h e)",
     "out.bias": "m",
 }
-"""Parameters of a layer with one group of heads: name in the state dict, in PyTorch and Flax -> axes [out, in].  Axes
-in brackets are flattened.  Rows are queries, keys, values, head by head.  A group that reads symbols has only rows of
-queries and keys, and `VALUES`."""
+"""Parameters of a layer with one group of heads: name in the state dict -> axes [out, in]; those in brackets are
+flattened.  Rows are queries, keys, values, head by head; a group of symbols has only queries and keys, and `VALUES`."""
 
 VALUES = {"value.weight": "(g e) m", "value.bias": "(g e)"}
 """The map from symbols to values, for a group that reads symbols."""
