@@ -230,11 +230,9 @@ def of_other_layers():
     transformers.AutoModelForCausalLM.from_config(config)
 
 
-NO_CAUSAL_MODEL = "polyhead: the configuration must be that of a causal language model, NoneType has no"
 MISTAKES = {
     "swap_heads: layers must be below 2 but are [-3]": swap(ph.Hyla(4), layers=-3),
     "polyhead_heads: heads of 3 layers must be there but are of 2": of_other_layers,
-    NO_CAUSAL_MODEL: swap(ph.Hyla(4), model=lambda: nn.Linear(3, 3)),
     "polyhead: LlamaAttention returns no attentions, so output_attentions must be False": lambda: swap(ph.Hyla(4))()(
         tokens(1, 4), output_attentions=True
     ),
@@ -245,7 +243,6 @@ MISTAKES = {
     "swap_heads: Hyla must read the model's own": swap(ph.Softmax(2), ph.Hyla(2, share=True)),
     "Relational must have symbols of single tokens": swap(ph.Relational(4, symbols=ph.RelationalSymbols())),
     "GPT2LMHeadModel must have q_proj, k_proj, v_proj and o_proj in each": swap(ph.Softmax(4), model=gpt),
-    "polyhead: no_type must be a type of causal language model": lambda: hf.register("no_type"),
     "with_heads: give heads of each of the 2 layers, got 3": lambda: hf.with_heads(llama().config, [None] * 3),
 }
 

@@ -137,11 +137,13 @@ def test_sizes_are_those_of_the_transformer():
     assert config.vocab_size == 50
 
 
-def test_inputs_that_are_refused():
-    model, ids = make(), tokens(1, 3)
-    for given, line in (
-        ({"past_key_values": transformers.DynamicCache()}, "the cache must be a PolyheadCache but is a DynamicCache"),
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"cache": transformers.DynamicCache()}, "the cache must be a PolyheadCache but is a DynamicCache"),
         ({"attention_mask": torch.ones(1, 4)}, "attention_mask must be (b s) = (1, 3), the tokens before included, bu"),
-    ):
-        with refusing(line):
-            model(ids, **given)
+    ],
+)
+def test_inputs_that_are_refused(given, line):
+    with refusing(line):
+        make()(tokens(1, 3), **given)
