@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import shutil
-import sys
 from dataclasses import replace
 
 import pytest
@@ -58,13 +57,6 @@ def test_runs_are_named_by_their_heads(tiny):
     assert labels(runs) == [f"heads={words}" for words in wanted]
     assert labels([tiny(None, heads=(ph.Relational(4),)), runs[0]]) == ["heads=relational:4", "heads=softmax:4"]
     assert labels([tiny(None, heads=(ph.Hyla(4, value_depth=depth),)) for depth in (1, 2)])[0] == "value_depth=1"
-
-
-def test_runs_of_a_folder_stand_by_their_settings_numbers_by_size(grid, tiny):
-    finished(tiny(None, seed=10), grid[1], 0.5)
-    finished(tiny(None, seed=2), grid[1], 0.5)
-    wanted = [f"lr=0.001 seed={seed}" for seed in (0, 1, 2, 10)]
-    assert [record.label for record in records(grid[1])][:4] == wanted
 
 
 def test_the_best_is_marked_and_all_formats_are_written(grid):
@@ -127,21 +119,6 @@ def test_scores_of_different_questions_have_no_best(tiny, tmp_path):
     for seed in (0, 1):
         finished(tiny(None, task=ph.tasks.FuzzyLogic(length=8, split_seed=seed)), tmp_path / "splits", float(seed))
     assert records(tmp_path / "splits").best()["iid"].run.task.split_seed == 1
-
-
-def test_lower_may_be_better(grid, monkeypatch):
-    runs, folder = grid
-    monkeypatch.setattr(type(runs[0].task), "better", "lower", raising=False)
-    assert of_sweep(runs, folder).best()["iid"].label == "lr=0.001 seed=0"
-
-
-def test_a_frame_has_the_rows_and_needs_pandas(grid, monkeypatch):
-    frame = records(grid[1]).frame()
-    assert frame["iid r2"].tolist()[:3] == [0.25, 0.5, 0.75]
-    assert frame["state"].tolist().count("done") == 3
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ValueError, match=r"records needs pandas: pip install 'polyhead\[report\]'"):
-        records(grid[1]).frame()
 
 
 def test_the_verbs(grid, capsys, monkeypatch):

@@ -84,19 +84,6 @@ def test_two_threads_do_not_train_at_once(tiny, tmp_path, at_step):
     assert (tmp_path / "second" / "result.json").exists()
 
 
-def test_a_run_may_train_another_in_a_callback(tiny, tmp_path, whole):
-    """In the same thread; both are as if alone."""
-
-    def also(row):
-        if row["kind"] == "eval" and row["step"] == 6:
-            trainer.run(tiny(tmp_path / "inner", seed=8), progress=False)
-
-    trainer.run(tiny(tmp_path / "outer"), progress=False, callbacks=[also])
-    trainer.run(tiny(tmp_path / "alone", seed=8), progress=False)
-    same(tmp_path / "outer", whole)
-    same(tmp_path / "inner", tmp_path / "alone")
-
-
 @pytest.mark.parametrize("precision", ["high", "medium"])
 def test_the_callers_matmul_precision_does_not_change_a_run(tiny, tmp_path, whole, precision):
     """It stays the caller's after the run."""

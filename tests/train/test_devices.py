@@ -14,7 +14,7 @@ from run_folders import CLOCK
 from safetensors.torch import load_file
 from tests.support import devices
 
-from polyhead.train import launch, load_model, read_result, run
+from polyhead.train import load_model, read_result, run
 from polyhead.train.store.folder import read_metrics
 from polyhead.train.world import World
 
@@ -132,11 +132,3 @@ def test_a_signal_to_one_stops_all_at_the_same_step(root, two):
 
 
 # --------------------------------------------------------------------------------------------------- polyhead --devices
-def test_the_command_starts_workers_and_reports(root, two):
-    """A finished run is only reported; one that cannot be is refused before any worker starts."""
-    config = devices.fuzzy(root / "fuzzy-sharded", parallel="sharded")
-    assert launch.train(config, 2, resume=True).steps == 16
-    with pytest.raises(ValueError, match="devices must be at least 1 but is 0"):
-        launch.train(config, 0)
-    with pytest.raises(ValueError, match=r"batch_size must be divisible by 10 \(5 devices x accumulate 2\) but is 12"):
-        launch.train(config, 5)

@@ -1,16 +1,12 @@
 """Scores on finite and infinite splits."""
 
-import json
 import math
 
 import pytest
 import torch
-from commands import ask
-from tiny_runs import tiny
 
 import polyhead as ph
 from polyhead.tasks import Images, Maths
-from polyhead.train import run as train
 from polyhead.train.evaluation import evaluate, predict, summary
 
 
@@ -31,10 +27,6 @@ def test_a_split_that_ends_is_scored_once(batches, batch_size, sequences):
         whole = Images().batch("iid", 359, seed=0, step=0)
         assert scores["accuracy"] == pytest.approx((whole.targets == 0).double().mean().item(), abs=1e-12)
         assert scores["loss"] == pytest.approx(Images().loss(Guess()(whole.inputs), whole).item(), abs=1e-6)
-
-
-def test_training_does_not_end():
-    assert evaluate(Guess(), Images(), "train", batches=20, batch_size=100)["sequences"] == 2000
 
 
 def test_a_short_batch_counts_by_its_scored_positions():
@@ -75,11 +67,6 @@ def test_scores_that_are_not_one_for_each_sequence_are_one_line(found, message, 
         evaluate(Guess(), Images(), "iid", batches=1, batch_size=3)
 
 
-def test_amounts_are_not_broadcast():
-    with pytest.raises(ValueError, match=r"^Score: amounts must be \(2,\) but are \(2, 1\)$"):
-        summary([torch.tensor(1.0)], {"x": [torch.ones(2)]}, [torch.tensor(2)], 2, [torch.tensor([[1.0], [2.0]])])
-
-
 @pytest.fixture
 def reader():
     """A task whose sequences have unequal numbers of scored positions, and a model of it."""
@@ -114,14 +101,3 @@ def test_scores_of_a_narrow_model_are_computed_in_float32(reader, dtype):
     task, model = reader
     outputs = predict(model.to(dtype), task, task.batch("iid", 2, seed=0, step=0))
     assert outputs.dtype == torch.float32
-
-
-@pytest.mark.parametrize("precision", ["bf16", "fp32"])
-def test_the_command_finds_the_scores_of_the_run(capsys, tmp_path, precision):
-    """It scored other sequences, and in float32."""
-    run = tiny(tmp_path / "run", precision=precision, accumulate=2, fast_products=False)
-    wanted = train(run, progress=False).scores
-    found = json.loads(ask(capsys, f"eval {run.folder} --json"))["scores"]
-    assert found["compositional"] == wanted["compositional"]
-    more = json.loads(ask(capsys, f"eval {run.folder} --splits compositional --batches 3 --batch-size 5 --json"))
-    assert more["scores"]["compositional"]["sequences"] == 15

@@ -8,7 +8,6 @@ import torch
 from tiny_runs import crashed, tiny
 
 from polyhead import config
-from polyhead.analysis.ablate import zero_heads
 from polyhead.config import Classes, CoRelNetConfig, Learned, Logits, Patches, Tokens, TransformerConfig
 from polyhead.models.transformer import Transformer
 from polyhead.tasks import KINDS, Images, Maths
@@ -92,15 +91,6 @@ def test_the_source_and_its_mask_reach_the_model():
     assert not torch.equal(predict(model, task, replace(batch, source_mask=None)), outputs)
 
 
-def test_heads_of_other_models_are_zeroed():
-    """Of the decoder's self-attention, and of a classifier."""
-    for name in ("sequences", "images"):
-        task, settings = MODELS[name]
-        rows = zero_heads(Transformer(settings), task, "iid", sequences=8)
-        places = [(row["layer"], row["head"]) for row in rows]
-        assert places == [(None, None), *((0, head) for head in range(4)), (0, None)]
-
-
 @pytest.mark.parametrize(
     ("task", "model", "text"),
     [
@@ -119,12 +109,3 @@ def test_a_model_that_does_not_fit_the_task_is_one_line(task, model, text, tmp_p
     with pytest.raises(ValueError, match=f"train: {text}") as error:
         run(a_run(task, tmp_path, **model), progress=False)
     assert "\n" not in str(error.value)
-
-
-def test_a_model_without_its_kind_is_a_transformer():
-    run = a_run("tokens", None)
-    values = config.to_dict(run)
-    del values["model"]["kind"]  # as people write it
-    assert config.from_dict(values, (Begins,)).model == run.transformer == run.model
-    with pytest.raises(ValueError, match="baseline: a transformer was wanted but the model is a CoRelNetConfig"):
-        _ = a_run("baseline", None).transformer

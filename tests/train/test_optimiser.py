@@ -45,17 +45,6 @@ def test_every_parameter_has_the_kind_of_its_owner():
     assert {name.removeprefix("blocks.0."): kind for name, kind in parameter_kinds(everything()).items()} == wanted
 
 
-def test_other_owners():
-    ends = ph.Tokens(5), ph.Logits(5, tied=True)
-    model = ph.Transformer(ph.TransformerConfig(*ends, dim=8, positions=ph.Learned(), norm="rms"))
-    kinds = parameter_kinds(model)
-    wanted = {"inputs.table.weight": "embeddings", "positions.table": "embeddings"}
-    wanted |= {"norm.weight": "norms", "blocks.1.norm2.weight": "norms"}
-    assert {name: kinds[name] for name, kind in kinds.items() if kind == "embeddings" or name in wanted} == wanted
-    trained = [id(p) for group in build(model, ph.Train()).param_groups for p in group["params"]]
-    assert sorted(trained) == sorted(id(p) for p in model.parameters())
-
-
 def decayed(decay):
     model = everything()
     groups = build(model, ph.Train(weight_decay=0.3, decay=decay)).param_groups

@@ -46,7 +46,6 @@ with claim(recipe, folder):
         pass
 assert not is_claimed(folder)
 """
-SWEEP = ["sweep", "fuzzy-hyla", "--train.steps", "3", "--train.warmup", "0", "--train.eval-batches", "1"]
 
 
 @pytest.fixture
@@ -74,9 +73,3 @@ def test_functions_and_locks(other_system):
     assert text.count("no native code") == 1
     assert "HYLA takes 8 to 19 times as long" in text
     assert "install g++" in text
-
-
-def test_a_sweep_trains_and_names_the_missing_compiler(other_system, tmp_path):
-    text = other_system("-m", "polyhead", *SWEEP, "--seed", "0,1", "--workers", "1", "--folder", "runs")
-    assert text.count("HYLA takes 8 to 19 times as long") == 1
-    assert len(list((tmp_path / "runs").glob("*/result.json"))) == 2

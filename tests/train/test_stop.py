@@ -2,7 +2,6 @@
 
 import os
 import pathlib
-import pickle
 import signal
 import subprocess
 import sys
@@ -11,21 +10,10 @@ import pytest
 from run_folders import same
 
 import polyhead
-from polyhead.cli import dispatch as cli
-from polyhead.train import Interrupted, run
+from polyhead.train import run
 from polyhead.train.__main__ import main
-from polyhead.train.stop import StopSignals, code_of
+from polyhead.train.stop import StopSignals
 from polyhead.train.store.folder import claim, read_metrics
-
-
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 130), ("SIGHUP", 130), ("SIGUSR1", 75)])
-def test_the_code_of_each_signal(name, code):
-    number = getattr(signal, name)
-    with StopSignals() as stop:
-        assert not stop.asked
-        os.kill(os.getpid(), number)
-        assert stop.asked == number
-    assert code_of(number) == code
 
 
 def test_a_second_one_stops_at_once_but_the_end_of_a_grace_period_does_not():
@@ -72,20 +60,6 @@ def test_a_preempted_worker_saves_and_resumes(tiny, tmp_path, whole, at_step, ca
     same(folder, whole)
 
 
-def test_the_command_line_has_the_same_codes(tiny, tmp_path, at_step):
-    folder = tmp_path / "run"
-    with claim(tiny(folder), folder):
-        pass
-    for step, number, code in ((1, signal.SIGINT, 130), (3, signal.SIGUSR1, 75)):
-        at_step(step, lambda number=number: os.kill(os.getpid(), number))
-        assert cli.main(["resume", str(folder)]) == code
-
-
 def test_a_signal_at_the_last_step_is_a_finished_run(tiny, tmp_path, at_step):
     at_step(11, lambda: os.kill(os.getpid(), signal.SIGUSR1))
     assert run(tiny(tmp_path), progress=False).steps == 12
-
-
-def test_an_interruption_keeps_its_code_between_processes():
-    error = pickle.loads(pickle.dumps(Interrupted("stopped", 75)))
-    assert (str(error), error.code) == ("stopped", 75)

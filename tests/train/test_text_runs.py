@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 from typing import Any
 
 import pytest
@@ -73,25 +72,6 @@ def test_rows_and_scores_of_a_text_run(text, whole):
     assert (whole / "tokenizer.json").is_file()
 
 
-def test_the_tokenizer_is_kept_before_the_first_step(text, tmp_path, monkeypatch):
-    """And is forgotten when one starts over, as the text may be another."""
-    seen: list[bool] = []
-    plain = Text.batch
-
-    def batch(self, split, *args, **where):
-        if split == "train":
-            seen.append((tmp_path / "tokenizer.json").is_file())
-        return plain(self, split, *args, **where)
-
-    monkeypatch.setattr(Text, "batch", batch)
-    run(config(text, tmp_path, steps=1), progress=False)
-    assert seen == [True]
-    kept = json.loads((tmp_path / "data.json").read_text())
-    (tmp_path / "data.json").write_text(json.dumps({**kept, "fingerprint": "another"}))
-    run(config(text, tmp_path, steps=1), progress=False, again=True)
-    assert json.loads((tmp_path / "data.json").read_text()) == kept
-
-
 # ----------------------------------------------------------------------------------------------------- batches in parts
 SCORED = {
     "the first i + 1 tokens of row i": lambda row, column: column <= row,
@@ -127,16 +107,6 @@ def test_lazy_logits_give_the_same_run(text, tmp_path, whole, lazy):
     assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-5)
     for ours, theirs in zip(numbers(tmp_path), numbers(whole), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
-
-
-def test_logits_are_lazy_from_a_size_on(text, lazy, monkeypatch):
-    model, batch = ph.Transformer(config(text, pathlib.Path("x")).model), text.batch("train", 8, seed=0, step=0)
-    for least, is_lazy in ((8 * 16 * 256, True), (8 * 16 * 256 + 1, False)):
-        monkeypatch.setattr(scoring, "LAZY", least)
-        assert isinstance(scoring.answers(model, text, batch), LazyLogits) is is_lazy
-    monkeypatch.setattr(scoring, "LAZY", 1)
-    monkeypatch.setattr(Text, "lazy", False)  # as of tasks whose loss knows logits only
-    assert isinstance(scoring.answers(model, text, batch), torch.Tensor)
 
 
 # ---------------------------------------------------------------------------------------------------- all of it at once

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import pathlib
 import re
 import signal
 from unittest import mock
@@ -54,11 +53,6 @@ def test_the_loop_is_the_plain_loop(tiny, tmp_path):
         if name.endswith("qkv.bias"):
             continue  # softmax does not see a key bias: its gradient is rounding noise, which Adam blows up
         torch.testing.assert_close(stored[f"model/{name}"], p.detach(), rtol=1e-4, atol=1e-6)
-
-
-def test_other_fields_do_not_change_the_losses(tiny, tmp_path, whole):
-    run(tiny(tmp_path, eval_every=1, save_every=100, name="another", deterministic=True), progress=False)
-    assert rows(tmp_path, "train") == rows(whole, "train")
 
 
 def test_a_run_without_evaluations_is_done_without_scores(tiny, tmp_path, whole):
@@ -139,12 +133,6 @@ def test_a_folder_where_nothing_was_trained_is_free(tiny, tmp_path):
     assert run(tiny(tmp_path, steps=1), progress=False).steps == 1
 
 
-def test_the_default_folder_is_the_runs_own(tiny, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config = dataclasses.replace(tiny(tmp_path, steps=1), folder=None)
-    assert run(config, progress=False).folder == pathlib.Path(f"runs/tiny-{ph.digest(config)}")
-
-
 @pytest.mark.parametrize(
     ("change", "text"),
     [
@@ -180,23 +168,6 @@ def test_a_batch_of_a_task_of_ones_own_is_checked_before_training(tiny, tmp_path
     with pytest.raises(ValueError, match=re.escape(f"FuzzyLogic: {text}")):
         run(tiny(tmp_path), progress=False)
     assert not (tmp_path / "metrics.jsonl").exists()
-
-
-def test_data_that_are_missing_are_missed_before_training(tiny, tmp_path, monkeypatch):
-    settings = tiny(folder=str(tmp_path))
-    task, seen = type(settings.task), []
-    draw = task.batch
-
-    def batch(self, split, *args, **how):
-        seen.append(split)
-        if split == settings.train.evaluate[-1]:
-            raise ValueError("no such file")
-        return draw(self, split, *args, **how)
-
-    monkeypatch.setattr(task, "batch", batch)
-    with pytest.raises(ValueError, match="no such file"):
-        run(settings, progress=False)
-    assert "train" not in seen
 
 
 # ----------------------------------------------------------------------------------------------- stopping and resuming

@@ -8,7 +8,7 @@ import polyhead as ph
 from polyhead.models.build import build
 from polyhead.train.__main__ import main as worker
 from polyhead.train.parallel import units
-from polyhead.train.world import StopBroadcast, World, address_of_first, first_host, place
+from polyhead.train.world import World, address_of_first, first_host, place
 
 
 def world(rank, size):
@@ -33,12 +33,6 @@ def test_torchrun_before_slurm_before_nothing():
     assert place({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}) == (0, 1, 0)  # a batch script
 
 
-@pytest.mark.parametrize("rank", ["2", "-1"])
-def test_an_impossible_place_is_named(rank):
-    with refusing(f"world: a rank from 0 to 1 was wanted but RANK is {rank}"):
-        place({"RANK": rank, "WORLD_SIZE": "2"})
-
-
 def test_the_first_of_slurms_hosts():
     assert first_host("node7") == "node7"
     assert first_host("node[001-003,007]-ib,login1") == "node001-ib"
@@ -56,16 +50,6 @@ def test_where_srun_gives_no_meeting_place():
     assert address_of_first(slurm | {"MASTER_PORT": "7"}) == ("n3", 7)
     with refusing("world: several processes need MASTER_ADDR and MASTER_PORT; start them with"):
         address_of_first({})
-
-
-def test_alone_nothing_is_started(monkeypatch):
-    for name in ("RANK", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"):
-        monkeypatch.delenv(name, raising=False)
-    one = World.here("cpu")
-    assert (one.size, one.first, one.device.type) == (1, True, "cpu")
-    with one.joined():
-        assert not torch.distributed.is_initialized()
-        assert [StopBroadcast(one).exchange(15), one.on_rank_zero(lambda: 4)] == [15, 4]
 
 
 @pytest.mark.parametrize("given", [{"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "two"}])

@@ -50,8 +50,7 @@ def _check_end(name: str, of_task: Any, of_model: Any) -> None:
 
 
 def check_read_back(config: Run) -> None:
-    """Raise a ValueError for a run with a user's classes that its file does not give back: it could be neither resumed
-    nor loaded."""
+    """Raise a ValueError for a run with a user's classes that its file does not give back: nothing could load it."""
     from polyhead.tasks import KINDS
 
     if foreign(config, "train"):

@@ -39,7 +39,7 @@ def be_deterministic() -> None:
 def seed(device: torch.device, number: int) -> None:
     """Seed the generator of `device` as `torch.manual_seed(number)` does.
 
-    That function records a stack trace for every kind of device that the machine lacks: up to a millisecond a step.
+    That function takes up to a millisecond for the kinds of devices that the machine lacks.
     """
     if device.type == "cpu":
         torch.default_generator.manual_seed(number)
@@ -83,10 +83,8 @@ _busy = threading.RLock()
 def process(config: Run, device: torch.device | None = None) -> Iterator[torch.device]:
     """Set threads, determinism, precision, default dtype, default device and random state for a run; restore them.
 
-    Autocast, `no_grad`, `inference_mode` and the matmul precision of the caller do not apply: what a run computes is in
-    its configuration, or one digest would have two results.
-    `device`: the device of the run, if already known.  Raises ValueError while another thread is in such a context: the
-    threads of a process share its random numbers, so both runs would differ from what their digests say.
+    Autocast, `no_grad`, `inference_mode` and the matmul precision of the caller do not apply, or one digest would have
+    two results.  Raises ValueError while another thread is in such a context: they would share random numbers.
     """
     if device is None:
         device = pick_device(config.device)

@@ -136,9 +136,7 @@ def evaluate(
 
     Batches 0 to `batches` - 1 of the split's own stream are scored: the same for every model with this seed.  If a
     split has fewer batches, each of its sequences is scored once.  `sequences` is the number of scored sequences.
-    Afterwards every module is in its earlier mode.
-    `accumulate`: number of parts per batch, as in training.  `world`: the processes that share the work; each gets all
-    scores.
+    `accumulate`: number of parts per batch, as in training.  `world`: the processes that share the work.
     """
     device, world = torch.device(device), world or World.alone()
     losses: list[Tensor] = []

@@ -29,8 +29,7 @@ GRACE = 30.0
 def train(config: Run, devices: int, *, progress: bool = True, resume: bool = False, again: bool = False) -> Result:
     """`run` with a worker for each of `devices` devices of this machine.
 
-    Raises ValueError as `run` does, and for more devices than this machine has.  If workers fail, raises SystemExit
-    with their exit code, after they or this function printed the reason.
+    Raises ValueError as `run` does, and for too many devices; SystemExit with the exit code of workers that failed.
     """
     if devices < 1:
         raise ValueError(f"train: devices must be at least 1 but is {devices}")
@@ -57,10 +56,8 @@ def train(config: Run, devices: int, *, progress: bool = True, resume: bool = Fa
 
 
 def run_workers(count: int, command: list[str], way_on: str) -> int:
-    """Start `command` once for each worker, hand them the signals of this process, and wait.
-
-    Returns the exit code of the first worker that failed for a reason of its own; prints the reason of a killed one.
-    """
+    """Start `command` once for each worker, hand them the signals of this process, and wait; return the exit code of
+    the first that failed for a reason of its own, and print the reason of a killed one."""
     workers: list[subprocess.Popen[bytes]] = []
 
     def hand_on(number: int, frame: object) -> None:

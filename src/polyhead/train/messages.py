@@ -49,7 +49,7 @@ def describe_os_error(error: OSError) -> str:
 
 
 class SafeStream:
-    """A text stream whose writes never raise, for progress bars and for messages of other libraries."""
+    """A text stream whose writes never raise, for messages of other libraries."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream

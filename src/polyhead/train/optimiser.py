@@ -24,8 +24,7 @@ from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.positions import LearnedPositions, RelativePositionBias
 from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAttention
 
-FUSED = ("cpu", "cuda", "mps")
-"""Devices with a fused AdamW; on one CPU core it takes 0.2 ms, a loop over parameters 0.8 ms."""
+FUSED = ("cpu", "cuda", "mps")  # devices with a fused AdamW
 
 
 def build(model: nn.Module, train: Train) -> torch.optim.AdamW:

@@ -21,8 +21,7 @@ STOCK, FAST = "ieee", "bf16"
 def fast_products(enabled: bool = True) -> Iterator[bool]:
     """A context in which float32 matrix products on the CPU use oneDNN, if it is as exact as PyTorch's own choice.
 
-    Yields whether oneDNN is used.  Without `enabled`, products are PyTorch's own, in float32 whatever the caller's
-    precision is.  The setting is global to the process; the earlier one returns at the end.  Inside,
+    Yields whether oneDNN is used.  The setting is global to the process; the earlier one returns at the end.  Inside,
     `torch.get_float32_matmul_precision()` raises, and so do flex attention and max-autotune, which call it.
     """
     if SWITCH is None:

@@ -36,10 +36,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class StopSignals:
-    """The signals ask the loop to save and stop; a second one that interrupts stops at once.
-
-    `asked`: the received signal, 0 if none.
-    """
+    """Signals `asked` (0 if none) the loop to save and stop; a second one that interrupts stops at once."""
 
     signals = USUAL + tuple(getattr(signal, name) for name in ("SIGUSR1",) if hasattr(signal, name))
 
@@ -65,8 +62,7 @@ class StopSignals:
 def leaving() -> contextlib.AbstractContextManager[None]:
     """A context in which a signal ends the process at once with its exit code, unless a `StopSignals` handles it.
 
-    Files on disk are complete at any time.  It raises no exception, because a library that is being imported may catch
-    it.
+    It raises no exception, because a library that is being imported may catch it.
     """
     return signals_to(_leave)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from polyhead import config as configs
 from polyhead.config import Run
-from polyhead.spec.optional import is_installed, optional
+from polyhead.spec.optional import is_installed
 from polyhead.spec.shapes import one_of
 from polyhead.train.messages import print_notice
 from polyhead.train.store.files import one_line
@@ -24,37 +24,31 @@ class TensorBoard:
     """Event files in RUN/tensorboard.  Rows after the resumed step are replaced."""
 
     def __init__(self, config: Run, folder: pathlib.Path, step: int) -> None:
-        with optional("track tensorboard", "polyhead[track]"):
-            from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard import SummaryWriter
+
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+        self.close = self.writer.close
 
     def __call__(self, row: dict[str, Any]) -> None:
         for name, value in numbers_by_name(row).items():
             self.writer.add_scalar(name, value, row["step"])
-
-    def close(self) -> None:
-        self.writer.close()
 
 
 class WeightsAndBiases:
     """A run of a Weights & Biases project; files in RUN/wandb.  WANDB_* variables such as WANDB_MODE=offline work."""
 
     def __init__(self, config: Run, folder: pathlib.Path, step: int) -> None:
-        with optional("track wandb", "wandb"):
-            import wandb
+        import wandb
+
         # With the digest as its id, a resumed run goes on in the same record, wherever its folder is now.
         names = {"id": configs.digest(config), "name": config.name, "dir": str(folder)}
         project, about = os.environ.get("WANDB_PROJECT", "polyhead"), dataclasses.replace(config, folder=None)
         self.run = wandb.init(project=project, config=configs.to_dict(about), resume="allow", **names)
         self.run.define_metric("*", step_metric="step")  # its own step counter rejects a repeated step
-        self.step, self.steps = step, config.train.steps
+        self.close = self.run.finish
 
     def __call__(self, row: dict[str, Any]) -> None:
-        self.step = row["step"]
-        self.run.log({"step": self.step, **numbers_by_name(row)})
-
-    def close(self) -> None:
-        self.run.finish(exit_code=int(self.step < self.steps))
+        self.run.log({"step": row["step"], **numbers_by_name(row)})
 
 
 TRACKERS: dict[str, Any] = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases}
@@ -65,8 +59,7 @@ def check(names: Sequence[str]) -> None:
     for name in names:
         one_of("tracking", "tracker", name, TRACKERS)
         if not is_installed(name):
-            package = "'polyhead[track]'" if name == "tensorboard" else name
-            raise ValueError(f"tracking: {name} is not installed: pip install {package}, or leave it out of track")
+            raise ValueError(f"tracking: {name} is not installed: pip install {name}, or leave it out of track")
 
 
 class Trackers:
@@ -85,9 +78,3 @@ class Trackers:
             except Exception as error:
                 del self.trackers[name]
                 print_notice(f"polyhead: tracking: {name} is off for this run ({one_line(error)[:300]})")
-
-    def add(self, row: dict[str, Any]) -> None:
-        self.each(lambda name: self.trackers[name](row))
-
-    def close(self) -> None:
-        self.each(lambda name: self.trackers[name].close())

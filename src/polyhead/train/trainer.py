@@ -56,10 +56,8 @@ def run(
     """Train `config` in its folder and return its result; a finished run is not trained again.
 
     `resume`: continue from the folder's checkpoint if there is one.  `again`: delete the earlier training and restart.
-    `callbacks`: called with every row of metrics.jsonl when it is written (kind "train" or "eval", step, split,
-    numbers), only in the first of several processes.  An exception in a callback ends the run; its last checkpoint
-    remains.
-    A damaged checkpoint is left for the one before.
+    `callbacks`: called with every row of metrics.jsonl when it is written, only in the first of several processes.  An
+    exception in a callback ends the run; its last checkpoint remains.
     Raises ValueError if the folder holds another run, or an unfinished one and neither `resume` nor `again` is given,
     and while another thread of this process trains; OSError if the disk fails; Interrupted after Ctrl-C, SIGTERM,
     SIGHUP or SIGUSR1, with the run saved.
@@ -215,7 +213,7 @@ class Training:
         if not self.world.first:
             return
         add_row(self.folder, row)
-        self.trackers.add(row)
+        self.trackers.each(lambda name: self.trackers.trackers[name](row))
         for callback in self.callbacks:
             callback(dict(row))
 
@@ -232,7 +230,7 @@ class Training:
     def _save(self) -> None:
         """Replace the checkpoint, after all rows are on the disk.  Raises OSError."""
         begin_time = time.perf_counter()
-        # NaNs must not replace the last good checkpoint: a run that resumes from them can only fail.
+        # NaNs must not replace the last good checkpoint.
         if not self.network.is_finite():
             self._diverge(f"parameters of {self.config.name} are not finite")
         # Rows first: a run that resumes from this step never repeats them, so a power cut must not lose them.
@@ -289,5 +287,5 @@ class Training:
 
     def close(self) -> None:
         if self.world.first:
-            self.trackers.close()
+            self.trackers.each(lambda name: self.trackers.trackers[name].close())
         self.progress.close()

@@ -34,10 +34,7 @@ _stores: list[dist.Store] = []
 
 
 class PeerProcessEnded(RuntimeError):
-    """Another process of this run ended, so this one cannot continue; that process reported the reason.
-
-    `code`: the exit code of this process.
-    """
+    """Another process of this run ended and reported why, so this one cannot continue.  `code`: its exit code."""
 
     def __init__(self, text: str, code: int = LOST) -> None:
         super().__init__(text)
@@ -252,8 +249,8 @@ def address_of_first(environment: Mapping[str, str]) -> tuple[str, int]:
 def meet_processes(rank: int, size: int) -> dist.Store:
     """The store that all processes of the run share, once all of them have come.
 
-    Process 0 opens it, unless the launcher has done so.  The processes wait in short turns and say who is missing.
-    Raises ValueError if the port is taken, and if a process does not come within `PATIENCE`.
+    The processes wait in short turns and say who is missing.  Raises ValueError if the port is taken, and if a process
+    does not come within `PATIENCE`.
     """
     host, port = address_of_first(os.environ)
     if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":

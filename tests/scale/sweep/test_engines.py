@@ -16,8 +16,6 @@ import polyhead as ph
 from polyhead import config
 from polyhead.scale.sweep.engines import Resources, start_process, worker_environment
 from polyhead.scale.sweep.engines.here import Here
-from polyhead.scale.sweep.engines.local import Local
-from polyhead.scale.sweep.engines.ray import Ray
 from polyhead.scale.sweep.engines.slurm import Slurm, WorkerTask
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.train.store.folder import claim, read_metrics
@@ -88,18 +86,6 @@ def test_resources_that_no_machine_of_ray_has_are_refused(tiny, tmp_path, engine
     assert re.fullmatch(rf"sweep: a run needs \d+ {name}; the largest machine of Ray has \d+", line)
 
 
-def test_an_address_that_is_none_is_refused(tiny, tmp_path):
-    line, _ = sweep_apart(tmp_path / "sweep", "ray@nowhere", tiny("unused"))
-    assert line.startswith("sweep: no Ray cluster at nowhere")
-
-
-@pytest.mark.parametrize(("module", "engine"), [("ray", Ray("local")), ("submitit", Slurm())])
-def test_a_missing_package_is_named(tiny, tmp_path, monkeypatch, module, engine):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ValueError, match=rf"needs {module}: pip install 'polyhead\["):
-        sweep([tiny("unused")], tmp_path, engine=engine)
-
-
 def test_slurm_needs_a_login_node(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"^sweep: --slurm needs a login node of Slurm"):
@@ -129,23 +115,6 @@ def test_a_preempted_job_lets_its_worker_save_and_is_queued_again(tmp_path, monk
     assert (submission.function.threads, submission.args) == (3, ("folder",))
 
 
-def test_a_job_preempted_before_its_worker_started_signals_no_process(monkeypatch):
-    monkeypatch.setattr(signal, "signal", lambda *handler: None)
-    monkeypatch.setattr(os, "kill", lambda *process: pytest.fail(f"kill{process}"))
-    assert WorkerTask(3).checkpoint("folder").args == ("folder",)
-
-
-@pytest.mark.parametrize(("runs", "workers", "expected"), [(3, None, (3, 2)), (9, None, (8, 1)), (3, 2, (2, 4))])
-def test_workers_of_this_machine_share_its_cores(tiny, tmp_path, monkeypatch, runs, workers, expected):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    engine = Local()
-    assert (engine.open([tiny("unused")] * runs, tmp_path, workers), engine.threads) == expected
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    engine.open([tiny("unused")] * runs, tmp_path, workers)
-    assert engine.threads == 1
-
-
 def test_a_worker_imports_nothing_from_the_current_folder(tiny, tmp_path):
     """A file random.py of the user is not Python's module random."""
     (tmp_path / "random.py").write_text("raise SystemExit('imported by mistake')")
@@ -154,9 +123,3 @@ def test_a_worker_imports_nothing_from_the_current_folder(tiny, tmp_path):
         pass
     worker = start_process(tmp_path / "run", worker_environment(1, os.environ), cwd=tmp_path)
     assert worker.wait() == 0, (tmp_path / "run" / "worker.log").read_text()
-
-
-def test_the_environment_of_a_worker():
-    environment = worker_environment(3, {"OMP_NUM_THREADS": "9", "PYTHONPATH": "user", "HOME": "home"})
-    assert (environment["OMP_NUM_THREADS"], environment["MKL_NUM_THREADS"], environment["HOME"]) == ("3", "3", "home")
-    assert environment["PYTHONPATH"] == f"{pathlib.Path(ph.__file__).parents[1]}{os.pathsep}user"

@@ -1,6 +1,5 @@
 """The queue of a sweep, with fake workers: a death affects one run, and finished runs are kept."""
 
-import json
 import os
 import signal
 
@@ -10,7 +9,6 @@ from fake_workers import Fake
 import polyhead as ph
 from polyhead.scale.sweep import Failure, screen
 from polyhead.scale.sweep.engines import LOST, Resources
-from polyhead.scale.sweep.job import Job
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.train import Interrupted, Result
@@ -86,16 +84,6 @@ def test_a_signal_stops_the_workers_and_says_how_to_resume(runs, tmp_path, monke
     assert engine.is_closed
 
 
-def test_nohup_is_heeded(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(SweepScreen, "update", lambda screen: signal.raise_signal(signal.SIGHUP))
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        outcomes = sweep(runs, tmp_path, engine=Fake(), progress=False)
-    finally:
-        signal.signal(signal.SIGHUP, before)
-    assert all(isinstance(outcome, Result) for outcome in outcomes)
-
-
 def test_the_lines_of_a_sweep(runs, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(screen, "QUIET_SECONDS", -1.0)
     sweep(runs[:2], tmp_path, engine=Fake({1: 2}))
@@ -104,16 +92,6 @@ def test_the_lines_of_a_sweep(runs, tmp_path, capfd, monkeypatch):
     assert "seed=0: done in 0:06\n" in output
     assert "seed=1: failed: it said 2\n" in output
     assert output.endswith("all: 1 done, 1 failed\n")
-
-
-def test_the_progress_of_a_run_is_that_of_its_rows(tiny, tmp_path):
-    job = Job(tiny(tmp_path), tmp_path)
-    assert job.progress() == "starting"
-    row = {"kind": "train", "step": 3, "loss": 0.5, "steps_per_second": 4.0}
-    scored = {"kind": "eval", "step": 3, "split": "iid", "r2": 0.25}
-    damaged = ['{"step": "seven"}', '{"step": 1e999}', "3", "[" * 100_000, '{"kind": "train", "st']
-    (tmp_path / "metrics.jsonl").write_text("\n".join([json.dumps(row), json.dumps(scored), *damaged]))
-    assert job.progress() == "step 3/12  loss 0.500  4.0 steps/s  iid r2 0.250"
 
 
 def test_bad_arguments_are_one_line_and_leave_no_files(runs, tmp_path):

@@ -52,13 +52,3 @@ def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
     assert main([str(place_of(runs[1], tmp_path))]) == 0
     assert not (place_of(runs[1], tmp_path) / FAILURE).exists()
     assert capsys.readouterr().err.count("polyhead: ") == 3
-
-
-def test_the_error_of_a_missing_file_names_it(tiny, tmp_path, at_step, capsys):
-    run, missing = tiny(None), tmp_path / "missing"
-    place = place_of(run, tmp_path)
-    with claim(run, place):
-        pass
-    at_step(1, lambda: missing.read_text())
-    assert main([str(place), "--quiet"]) == 1
-    assert capsys.readouterr().err == f"polyhead: {missing}: No such file or directory\n"

@@ -8,7 +8,6 @@ import zlib
 import pytest
 import tiny_runs
 import torch
-from refusals import refusing
 from run_folders import copied, damage, flip, full_disk, names, same, steps
 from safetensors.torch import load, save
 from tiny_runs import interrupted
@@ -146,12 +145,6 @@ def test_a_wrong_checkpoint_is_refused_in_one_line(tmp_path, whole, how):
     assert "\n" not in str(error.value)
 
 
-def test_loading_leaves_the_random_state_as_it_was(whole):
-    before = torch.get_rng_state()
-    assert not load_model(whole)[1].training
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 # ------------------------------------------------------------------------------------------------------------- sharded
 @pytest.fixture
 def sharded(tiny, tmp_path):
@@ -192,11 +185,3 @@ def test_a_damaged_or_foreign_sharded_checkpoint_is_refused(sharded, tiny, tmp_p
         flip(copy / file.name, -9)
         with pytest.raises(Damaged, match=r"is damaged"):
             restore(copy, ph.digest(config), network)
-
-
-def test_a_newest_checkpoint_in_parts_is_not_passed_over(tmp_path, whole):
-    shutil.copytree(whole, tmp_path / "run")
-    (tmp_path / "run" / "checkpoint.safetensors").unlink()
-    (tmp_path / "run" / "checkpoint-00000099.sharded").mkdir()
-    with refusing("checkpoint-00000099.sharded is in parts: `polyhead resume "):
-        load_model(tmp_path / "run")

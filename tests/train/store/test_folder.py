@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from refusals import refusing
@@ -48,13 +47,6 @@ def test_a_damaged_result_is_computed_again_without_training(tmp_path, whole, mo
     run(tiny(tmp_path), progress=False)
     assert capsys.readouterr().err.endswith("; it is computed again\n")
     same(tmp_path, whole)
-
-
-def test_a_row_that_was_cut_off_is_left_out(tmp_path, whole):
-    copied(whole, tmp_path)
-    path = tmp_path / "metrics.jsonl"
-    path.write_bytes(path.read_bytes()[:-9])
-    assert rows(tmp_path) == rows(whole)[:-1]
 
 
 def test_a_score_that_is_no_number_is_null_in_json_and_nan_when_read(tmp_path):
@@ -102,10 +94,3 @@ def test_a_lock_holds_as_long_as_its_process(tmp_path):
         os._exit(0)
     os.wait()
     assert not is_claimed(tmp_path)
-
-
-def test_those_who_look_at_a_folder_do_not_see_one_another(tmp_path):
-    (tmp_path / ".lock").touch()
-    with ThreadPoolExecutor(2) as pool:
-        looks = list(pool.map(lambda _: is_claimed(tmp_path), range(300)))
-    assert not any(looks)

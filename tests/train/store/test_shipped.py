@@ -1,14 +1,11 @@
 """Trained models that come with polyhead: found by name, equal to their cards, downloaded if missing."""
 
-import json
 import shutil
 
 import pytest
 from run_folders import flip
 
 import polyhead as ph
-from polyhead import cli
-from polyhead.scale.records import records
 from polyhead.train import evaluate
 from polyhead.train.store import shipped
 from polyhead.train.store.files import Damaged
@@ -86,29 +83,3 @@ def test_a_damaged_file_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(shipped, "REPOSITORY", tmp_path)
     with pytest.raises(Damaged, match="is damaged"):
         ph.load(NAME)
-
-
-def test_they_are_listed(capsys):
-    assert cli.main(["list", "models", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)
-    assert [row["model"] for row in listed] == list(MODELS)
-    assert all(row["here"] == "yes" for row in listed)
-
-
-@pytest.mark.parametrize(
-    ("command", "wanted"),
-    [
-        ("eval fuzzy-softmax --splits iid --batches 1 --batch-size 8", "fuzzy_logic"),
-        ("compare fuzzy-hyla fuzzy-softmax-2", "softmax"),
-        ("table fuzzy-hyla games-xoccurs-1000-corelnet", "corelnet"),
-        ("explore lm-bytes-softmax --text def --out page.html", "page.html"),
-        ("generate lm-bytes-softmax --prompt def --steps 2", "def"),
-    ],
-)
-def test_what_takes_a_run_takes_a_name(command, wanted, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(command.split()) == 0
-    assert wanted in capsys.readouterr().out
-    assert ph.train.read_result("lm-bytes-softmax").steps == 1275
-    with pytest.raises(ValueError, match=r"compare: fuzzi-hyla does not exist; trained models"):
-        records("fuzzi-hyla", caller="compare")

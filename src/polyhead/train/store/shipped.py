@@ -18,7 +18,6 @@ MODELS: dict[str, dict[str, str]] = json.loads(INDEX.read_text(encoding="utf-8")
 """The models by name: `digest` of the run, and `sha256` of its `FILES` one after another."""
 FILES = ("checkpoint.safetensors", "config.json", "metrics.jsonl", "result.json")
 REPOSITORY = pathlib.Path(__file__).parents[4] / "models"
-"""The folder of the files in a source tree."""
 SOURCE = "https://github.com/polyhead/polyhead/raw/main/models"
 
 
