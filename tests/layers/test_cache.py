@@ -120,28 +120,18 @@ def test_heads_whose_codes_need_every_key_keep_them():
         assert cache.nbytes == tensors * 2 * (1 if "window" in options else 4) * M * 8
 
 
-GIVEN = {
-    "mask": (torch.arange(5) != 2).view(1, 1, 1, 5),
-    "bias": torch.arange(100.0, dtype=F64).view(1, 4, 5, 5).sin(),
-    "keep": (torch.arange(100) % 3 > 0).to(F64).view(1, 4, 5, 5),
-}
-
-
-@pytest.mark.parametrize("name", GIVEN)
-def test_linear_heads_take_limits_of_single_keys_from_the_first_call_on(name):
+def test_linear_heads_take_limits_of_single_keys_from_the_first_call_on():
     """The first with tokens."""
-    layer, x, whole = make([ph.Linear(4)], causal=True), tokens(5), GIVEN[name]
-
-    def given(a, b):
-        return {name: whole[..., :b] if name == "mask" else whole[:, :, a:b, :b]}
-
-    assert_close(in_pieces(layer, x, [3, 2], given), layer(x, **{name: whole}), atol=1e-10, rtol=1e-10)
-    pieces = in_pieces(layer, x, [0, 3, 2], lambda a, b: given(a, b) if (a, b) == (0, 3) else {})
+    layer, x, cache = make([ph.Linear(4)], causal=True), tokens(5), LayerCache()
+    mask = (torch.arange(5) != 2).view(1, 1, 1, 5)
+    pieces = in_pieces(layer, x, [3, 2], lambda a, b: {"mask": mask[..., :b]})
+    assert_close(pieces, layer(x, mask=mask), atol=1e-10, rtol=1e-10)
+    pieces = in_pieces(layer, x, [0, 3, 2], lambda a, b: {"mask": mask[..., :3]} if b == 3 else {})
     assert_close(pieces[:, 3:], layer(x)[:, 3:], atol=1e-10, rtol=1e-10)
-    cache = LayerCache()
     layer(x[:, :3], cache=cache)
-    call = functools.partial(layer, x[:, 3:4], cache=cache, **given(3, 4))
-    refused(call, "linear heads keep the sum of earlier tokens, not each of them, so bias, mas")
+    for given in ({"mask": mask[..., :4]}, {"bias": torch.ones(1, 4, 1, 4, dtype=F64)}, {"return_code": True}):
+        call = functools.partial(layer, x[:, 3:4], cache=cache, **given)
+        refused(call, "linear heads keep the sum of earlier tokens, not each of them, so bias, mas")
 
 
 # ---------------------------------------------------------------------- padding, other orders

@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 from refusals import refused
-from some import some
 from torch.testing import assert_close
 from zoo import make_layer as make, tokens
 
@@ -15,17 +14,6 @@ from polyhead.models.initialise import initialise
 
 F64 = torch.float64
 DUAL = [ph.Softmax(2), ph.Relational(2)]
-
-
-def test_a_bias_is_of_the_scores_and_not_of_relations():
-    heads = [ph.Relational(2, relation_act="softmax"), ph.Disentangled(2, relation_act="softmax")]
-    layer, x, taps = make(heads, positions=ph.RelativeBias()), tokens(5), []
-    layer(x, taps=taps)
-    layer(x, bias=torch.randn(1, 4, 5, 5, dtype=F64), taps=taps)
-    for before, after in some(zip(taps[0].groups, taps[1].groups, strict=True)):
-        assert_close(before.relations(), after.relations(), atol=0, rtol=0)
-        assert not torch.allclose(before.code(), after.code())
-        assert not torch.allclose(before.output, after.output)
 
 
 def test_relative_symbols_count_tokens():

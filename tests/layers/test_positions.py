@@ -18,7 +18,6 @@ from polyhead.layers.positions import (
     RelativePositionBias,
     RotaryEmbedding,
     SinusoidalPositions,
-    alibi_slopes,
     relative_buckets,
 )
 from polyhead.ops.rope import rope
@@ -135,12 +134,6 @@ def test_alibi_is_exact_in_bfloat16():
     for given in ({}, {"positions": torch.arange(400)[None]}):
         came = attention(x, mask=far, **given).double()
         assert ((came - exact).norm() / exact.norm()).item() < 0.01
-
-
-def test_alibi_slopes():
-    eight = [1, 2, 3, 4, 5, 6, 7, 8]
-    for exponents in ([8], [4, 8], [4, 8, 2], eight, [*eight, 0.5, 1.5, 2.5, 3.5]):
-        assert alibi_slopes(len(exponents)).tolist() == [2.0**-e for e in exponents]
 
 
 # -------------------------------------------------------------------------------------------------- vectors for inputs

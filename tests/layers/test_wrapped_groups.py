@@ -13,7 +13,6 @@ from torch.testing import assert_close
 import polyhead as ph
 from polyhead import config
 from polyhead.layers.cache import LayerCache
-from polyhead.layers.heads import functions
 from polyhead.layers.heads.functions import coder
 from polyhead.layers.projection import affine
 from polyhead.ops.call import AttentionCall
@@ -91,17 +90,6 @@ def test_a_compiled_group_computes_the_same(mechanism, eager):
     for name in ("kind", "normalise", "act", "depth", "relation_act"):
         assert getattr(mine, name) == getattr(own, name)
     assert_close(mine.code(), own.code())
-
-
-def test_a_compiled_group_with_a_function_of_the_users(eager):
-    """Its code is still unknown, and its dropout is still checked."""
-    attention, (x,) = layer(ph.Softmax(2)), inputs(6)
-    attention.groups[0].attend = lambda q, k, v, **seen: v
-    attention.groups[0] = eager(attention.groups[0])
-    assert functions.is_own(attention.groups[0])
-    refused(lambda: attention(x, return_code=True), "^SoftmaxHeads: the code of <lambda> is not known")
-    keep = torch.ones(1, 1, 6, 6, dtype=F64)
-    refused(lambda: attention(x, keep=keep), "^SoftmaxHeads: <lambda> must multiply its code by keep")
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)

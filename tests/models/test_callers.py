@@ -7,8 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 import zoo
-from torch._dynamo.utils import counters
-from torch.func import functional_call, stack_module_state, vmap
 from torch.testing import assert_close
 from zoo import fresh as build
 
@@ -16,9 +14,6 @@ import polyhead as ph
 from polyhead import config
 
 F64 = torch.float64
-TILED = (ph.Hyla(1, impl="blocked"), ph.Relational(1, impl="blocked", relation_act="tanh"))
-ALL = [*zoo.FEW["all 3"], *TILED, ph.Relational(1, share=True, impl="reference")]
-DIM = zoo.width(ALL)
 PICKS = ph.Relational(1, symbols=ph.SymbolicAttention())
 READS = ph.TransformerConfig(
     ph.Vectors(5), ph.Values(2), dim=24, layers=2, heads=[ph.Hyla(2), PICKS, ph.Softmax(1)], positions=ph.Rotary()
@@ -30,31 +25,6 @@ OFFSETS = replace(WRITES, heads=[ph.Relational(2, symbols=ph.RelativeSymbols(dis
 
 def inputs_of(settings, t, b=2):
     return torch.randint(7, (b, t)) if isinstance(settings.inputs, ph.Tokens) else torch.randn(b, t, 5, dtype=F64)
-
-
-def one_graph(model, call, lengths):
-    """Compiled for one length it takes all: no break, no second graph, the same numbers."""
-    torch._dynamo.reset()
-    counters.clear()
-    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")  # code generation is not the point
-    for t in lengths:
-        args, options = call(t)
-        assert_close(compiled(*args, **options), model(*args, **options), atol=1e-9, rtol=1e-9)
-        assert counters["stats"]["unique_graphs"] == 1
-    assert not counters["graph_break"]
-
-
-def cu_seqlens(t):
-    return torch.tensor([0, 2, t // 2, t] if t % 2 else [0, 1, 3, t // 2, t], dtype=torch.int32)
-
-
-@pytest.mark.compile
-def test_packed_sequences_in_a_window_for_heads_of_every_kind_are_one_graph():
-    """Ops without limits are in the tests of each op, tiles in ops/test_parity.py."""
-    heads = zoo.FEW["all 3"]
-    settings = replace(READS, dim=zoo.width(heads), layers=1, heads=heads, causal=True, window=5, max_length=16)
-    model = build(settings)
-    one_graph(model, lambda t: ((inputs_of(settings, t, 1),), {"cu_seqlens": cu_seqlens(t)}), (9, 15, 12))
 
 
 @pytest.mark.compile
@@ -73,17 +43,6 @@ def test_exported_saved_and_loaded_it_takes_any_batch_and_length(settings):
     for batch, length in ((3, 2), (1, 400)):
         x = inputs_of(settings, length, batch)
         assert_close(loaded(x), model(x), atol=1e-9, rtol=1e-9)
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own kernels take one sample at a time
-@pytest.mark.parametrize("settings", [READS, WRITES], ids=["encoder", "decoder"])
-def test_vmap_over_inputs_and_over_models(settings):
-    models = [build(settings), ph.Transformer(settings, dtype=F64).eval()]
-    xs = torch.stack([inputs_of(settings, 6) for _ in range(3)])
-    assert_close(vmap(models[0])(xs), torch.stack([models[0](x) for x in xs]))
-    parameters, buffers = stack_module_state(models)
-    both = vmap(lambda p, b: functional_call(models[0], (p, b), (xs[0],)))(parameters, buffers)
-    assert_close(both, torch.stack([model(xs[0]) for model in models]))
 
 
 TIED = replace(WRITES, outputs=ph.Logits(7, tied=True, scaled=True), positions=ph.Rotary())

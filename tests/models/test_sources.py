@@ -63,21 +63,6 @@ def test_equal_sources_are_one_and_others_are_not():
     assert_close(model(x), wanted, atol=1e-12, rtol=1e-12)
 
 
-def test_the_blocks_of_a_decoder_read_their_context_once():
-    reads = replace(BASE, layers=1)
-    cross = [ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=5))]
-    model = fresh(replace(BASE, causal=True, encoder=reads, cross_heads=cross))
-    asked = []
-    model.cross_symbols[0].register_forward_pre_hook(lambda module, args: asked.append(args[0]))
-    x, source = torch.randint(9, (2, 4)), torch.randint(9, (2, 6))
-    y = model(x, source=source)
-    assert len(asked) == 1
-    assert_close(asked[0], model.encode(source))
-    with torch.no_grad():
-        model.cross_symbols[0].library.mul_(2.0)
-    assert not torch.allclose(model(x, source=source), y)
-
-
 @torch.no_grad()  # only leaves can be copied
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda kept: pickle.loads(pickle.dumps(kept))])
 @pytest.mark.parametrize("padded", [False, True])

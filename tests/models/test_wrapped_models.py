@@ -92,16 +92,14 @@ def test_a_table_that_is_trained_anew_stays_tied():
 
 
 @pytest.mark.parametrize("name", ["free", "tied"])
-@pytest.mark.parametrize("how", ["hook", "assigned", "subclass"])
+@pytest.mark.parametrize("how", ["hook", "assigned"])
 def test_lazy_logits_are_those_of_outputs_that_were_changed(name, how):
     made = model(name)
     before, ends = made(IDS), made.outputs
     if how == "hook":
         ends.register_forward_hook(lambda ends, given, y: 3 * y)
-    elif how == "assigned":
-        ends.forward = lambda x, plain=ends.forward: 3 * plain(x)
     else:
-        ends.__class__ = type("Own", (type(ends),), {"forward": lambda self, x: 3 * super(type(self), self).forward(x)})
+        ends.forward = lambda x, plain=ends.forward: 3 * plain(x)
     assert_close(made(IDS), 3 * before)
     loss(made, name)
 

@@ -52,9 +52,6 @@ def test_padded_rows_equal_single_ones(heads, positions):
 # ---------------------------------------------------------------------------------------------------------- windows
 WINDOWS = zoo.models(zoo.FEW, max_length=40)
 ENDS = ph.Tokens(12), ph.Logits(12)
-GROUPED = ph.TransformerConfig(
-    *ENDS, dim=16, heads=ph.Softmax(4, kv_heads=2), positions=ph.Rotary(), max_length=40, causal=True, window=4
-)
 
 
 @pytest.mark.parametrize(("name", "window"), zoo.turns([*zoo.FEW], (1, 4)))
@@ -70,21 +67,3 @@ def test_decoding_is_exact_and_its_memory_bounded(name, window):
     assert len(set(sizes)) == 1
     held = {cache[0].length - cache[0].gone, cache[1].length - cache[1].gone}
     assert held == {window - 1}
-
-
-@pytest.mark.parametrize("gap", [False, True])
-@torch.no_grad()
-def test_a_window_beside_padding_keeps_all_tokens(gap):
-    """A row of two tokens and four of padding continues at position 2: a window of 4 contains both."""
-    model, x = zoo.make_model(GROUPED), torch.randint(12, (2, 12))
-    real = torch.ones(2, 12, dtype=torch.bool)
-    real[1, 2 : 6 if gap else 2] = False
-    real[1, : 0 if gap else 4] = False
-    places = (real.cumsum(1) - 1).clamp(min=0)
-    cache, parts = Cache(2), []
-    for first, last in ((0, 6), (6, 7), (7, 8), (8, 12)):
-        mask = real[:, first:last] if first == 0 else None
-        parts.append(model(x[:, first:last], mask=mask, positions=places[:, first:last], cache=cache))
-    compare(model, torch.cat(parts, 1), x, real)
-    assert cache[1].length - cache[1].gone == 12
-    assert cache[1].real.shape == (2, 12)
