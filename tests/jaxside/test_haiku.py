@@ -157,8 +157,5 @@ X = normal(BATCH, LENGTH, WIDTH)
 def test_an_input_that_the_tutorial_reads_wrongly_is_an_error(error, inputs):
     with refusing(error):
         ours.apply(tree(), *inputs)
-
-
-def test_heads_divide_the_width():
     with refusing("MultiHeadAttention: num_heads must divide d_model 64, got 7"):
         hk.transform(lambda x: MultiHeadAttention(64, 7)(x, x, x)).init(jax.random.key(0), X)

@@ -16,7 +16,6 @@ jnp = jax.numpy
 
 from polyhead import jaxside, spec  # noqa: E402
 from polyhead.jaxside import tiles  # noqa: E402
-from polyhead.jaxside.call import AttentionCall  # noqa: E402
 from polyhead.ops.registry import OPS as TORCH_OPS, TENSORS, resolve  # noqa: E402
 
 OPS = {op.name: folder for folder, op in TORCH_OPS.items()}
@@ -120,13 +119,6 @@ def test_a_window_of_any_width(impl):
     q, k, v = np.random.default_rng(0).normal(size=(3, 1, 5, 2, 4)).astype("float32")
     came = jaxside.hyla(q, k, v, window=sys.maxsize, impl=impl)
     np.testing.assert_allclose(came, jaxside.hyla(q, k, v), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize(("b", "pool", "wanted"), [(8, "", 50), (64, "", 8), (9999, "", 8), (2, "max", 25)])
-def test_tiles_of_large_calls_are_smaller(b, pool, wanted):
-    """At most 2^21 numbers (of pooled heads h e = 128 a pair) or 8 queries, and tiles are nearly equal."""
-    q, k = (jax.ShapeDtypeStruct((b, n, 8, 16), jnp.float32) for n in (200, 300))
-    assert tiles.tile_size(AttentionCall(q, k, k, pool=pool)) == wanted
 
 
 # --------------------------------------------------------------------------------- the rules of tests/ops/test_rules.py

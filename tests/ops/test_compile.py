@@ -49,7 +49,7 @@ def test_one_graph_for_all_lengths(problem, arguments, op, impl):
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_the_custom_ops_keep_the_rules(problem, arguments, full):
+def test_the_custom_ops_keep_the_rules(problem, full):
     (q, k, v), options = problem(3, 4, bias="offset", mask="rows", keep=True)
     limits = {"bias": options["bias"], "mask": options["mask"], "keep": options["keep"]} if full else {}
     weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True) if full else None
@@ -57,8 +57,3 @@ def test_the_custom_ops_keep_the_rules(problem, arguments, full):
     call = AttentionCall(q, k, v, value_weight=weight, **limits, **options)
     tensors, keywords = OPS["hyla"].backends["blocked"].arguments(call)
     torch.library.opcheck(torch.ops.polyhead.hyla_blocked, tuple(tensors), keywords)
-    q, k, q_rel, k_rel, symbols, relation_weight = arguments("relational", (q, k, v), offset=full)
-    relations = {"q_rel": q_rel, "k_rel": k_rel, "relation_weight": relation_weight, "act": "tanh"}
-    call = AttentionCall(q, k, symbols, **limits, **relations, causal=True)
-    tensors, keywords = OPS["relational"].backends["blocked"].arguments(call)
-    torch.library.opcheck(torch.ops.polyhead.relational_blocked, tuple(tensors), keywords)

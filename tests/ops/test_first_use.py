@@ -116,14 +116,3 @@ def test_lengths_are_no_configuration_but_long_ones_and_layouts_are():
     long = first_use.ROWS + 1
     shapes = [(torch.zeros(1, t, 2, 3), torch.zeros(1, s, 2, 3)) for t, s in ((3, 5), (1, 5), (3, long), (long, long))]
     assert len({first_use.configuration("forward", AttentionCall(q, k, k)) for q, k in shapes}) == 4
-
-
-def test_a_check_takes_the_first_rows_in_their_layout(monkeypatch):
-    """Numbers that test little are replaced."""
-    monkeypatch.setattr(first_use, "ROWS", 4)
-    q, k = (torch.randn(3, 2, n, 3).transpose(1, 2) for n in (6, 9))
-    mask, bias = (torch.rand(3, 1, 1, 12) > 0.3)[..., 2:11], torch.randn(2, 14)
-    call = first_use.first_rows(AttentionCall(q, k, torch.zeros_like(k), bias, mask, causal=True))
-    assert (call.q.stride(), call.mask.stride()) == (q.stride(), mask.stride())
-    assert_close(call.bias, bias[:, 2:9])
-    assert call.v.unique().numel() > 20

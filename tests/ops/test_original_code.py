@@ -79,6 +79,7 @@ def by_row(run, tensors, how):
 
 # ----------------------------------------------------------------------------------------------------------------- HYLA
 HYLA = sorted(FIXTURES.glob("hyla_attn_small_*.npz"))
+assert len(HYLA) == 19
 
 
 def original_layer(file):
@@ -128,7 +129,3 @@ def test_the_original_layer(file):
     for name, leaf in leaves.items():
         wanted = torch.tensor(data["grad_x" if name == "x" else f"grad/{name}"])
         assert_close(leaf.grad, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().clamp(min=1).item())
-
-
-def test_all_fixtures_are_there():
-    assert len(HYLA) == 19
