@@ -54,21 +54,6 @@ def test_the_race_gathers_what_its_workers_send_and_ctrl_c_ends_them(begun, monk
     assert capsys.readouterr().out.count("0.850") == len(SCORES)
 
 
-@pytest.mark.usefixtures("begun")
-def test_what_ends_a_worker_ends_the_race(monkeypatch):
-    def broken(racer, seed):
-        raise ArithmeticError("broken")
-
-    monkeypatch.setattr(demo, "race", broken)
-    with pytest.raises(ArithmeticError):
-        cli_demo.run_race(num_seeds=1, num_workers=1)
-
-
-def test_a_racer_is_scored_before_its_first_step_and_every_25_steps():
-    steps = [step for step, _ in demo.race("softmax + disentangled", seed=0, steps=26)]
-    assert steps == [0, 25]
-
-
 @pytest.mark.parametrize("racer", demo.RACERS)
 def test_racers_have_the_heads_that_their_names_say(racer):
     config = demo.race_model(racer, demo.RelationalGames(demo.GAME))

@@ -6,7 +6,7 @@ import pytest
 import yaml
 
 import polyhead as ph
-from polyhead.cli import files, main
+from polyhead.cli import main
 from polyhead.cli.train import configure
 from polyhead.papers import recipes
 
@@ -44,10 +44,6 @@ def test_a_file_may_leave_out_the_encoder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("mine.yaml").write_text("recipe: sorting-dual\nmodel: {encoder: null}\n")
     assert configure("train", "mine.yaml", [[]])[0][0].model.encoder is None
-
-
-def test_heads_in_one_word():
-    assert files.read_heads("Linear:2", "x") == (ph.Linear(2),)
 
 
 @pytest.mark.parametrize(("recipe", "field", "value"), [("fuzzy-hyla", "length", 16), ("sraven-hyla", "grid", 2)])

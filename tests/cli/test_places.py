@@ -12,10 +12,8 @@ from polyhead import cli
 from polyhead.cli.train import configure
 from polyhead.ops.native import library
 from polyhead.scale.sweep.jobs import prepare
-from polyhead.spec import home
 from polyhead.tasks.task import located
 from polyhead.train.store import files, shipped
-from polyhead.train.store.files import check_folder, check_place
 
 
 @pytest.fixture
@@ -40,15 +38,6 @@ def test_new_runs_need_a_folder_that_can_be_written(here, capsys, monkeypatch):
     (run,), _ = configure("train", "fuzzy-hyla", [[]])
     (here / "folder" / f"{run.name}-{ph.digest(run)}").mkdir()
     assert prepare("sweep", [run], "folder", again=False) == [pathlib.Path("folder", f"{run.name}-{ph.digest(run)}")]
-
-
-def test_what_may_be_written_is_left_as_it_was(here):
-    (here / "file").write_text("old")
-    check_place("x", here / "file")
-    check_place("x", here / "new" / "page.html")
-    check_folder("x", here / "more")
-    assert (here / "file").read_text() == "old"
-    assert sorted(path.name for path in here.rglob("*")) == ["file", "folder", "more", "new"]
 
 
 @pytest.mark.parametrize(
@@ -101,11 +90,3 @@ def test_a_folder_in_no_home_is_refused_and_not_made(homeless, here):
         with pytest.raises(ValueError, match=rf"^folder {folder}: this user has no home folder \(set HOME\)$"):
             located(folder)
     assert located("~data") == str(here / "~data")
-
-
-def test_caches_lie_in_the_home_folder(monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    assert home.cache("native", "X") == tmp_path / ".cache" / "polyhead" / "native"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
-    assert home.cache("native", "X") == tmp_path / "shared" / "polyhead" / "native"

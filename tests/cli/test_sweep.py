@@ -5,7 +5,6 @@ import shlex
 import pytest
 from commands import small
 
-import polyhead as ph
 from polyhead.cli import dispatch as cli, sweep as cli_sweep
 from polyhead.cli.sweep import train_side_by_side
 from polyhead.config import digest
@@ -45,12 +44,6 @@ def test_truth_values_in_a_grid(asked):
     ((runs, _, _),) = asked
     pairs = [(run.model.causal, run.model.final_norm) for run in runs]
     assert pairs == [(True, True), (True, None), (False, True), (False, None)]
-
-
-def test_heads_in_a_grid_are_joined_by_plus(asked):
-    assert sweep("small --model.heads softmax:2,softmax:1+hyla:1") == 0
-    ((runs, _, _),) = asked
-    assert [run.model.heads for run in runs] == [(ph.Softmax(2),), (ph.Softmax(1), ph.Hyla(1))]
 
 
 def test_a_figure_lies_where_reproduce_looks_for_it(asked, capsys, tmp_path):

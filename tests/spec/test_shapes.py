@@ -101,13 +101,3 @@ def test_a_call_refuses_unknown_names_and_positional_masks():
         layer(x, x, x)
     with pytest.raises(TypeError, match="unexpected keyword argument 'attn_mask'"):
         layer(x, attn_mask=x)
-
-
-@pytest.mark.compile  # where annotations are not checked
-def test_a_mask_of_keys_is_told_its_shape():
-    layer = ph.MultiHeadAttention(8, ph.Softmax(2))
-    x = torch.zeros(2, 3, 8)
-    with pytest.raises(ValueError, match=r"but is \(2, 3\); of keys it is mask\[:, None, None\]"):
-        layer(x, mask=torch.ones(2, 3, dtype=torch.bool))
-    with pytest.raises(ValueError, match=r"cu_seqlens must be int32 but is torch\.int64"):
-        layer(x, cu_seqlens=torch.tensor([0, 3]))
