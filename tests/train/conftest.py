@@ -1,5 +1,3 @@
-"""The small runs of `tests/support/tiny_runs.py` as fixtures."""
-
 from tiny_runs import _tiny, at_step, whole
 
 __all__ = ["_tiny", "at_step", "whole"]

@@ -117,3 +117,13 @@ def test_a_folder_that_cannot_be_written_fails_alone(runs, tmp_path):
     assert outcomes[0] == Failure("tiny", log, 1, f"{log}/worker.log: cannot be written (Is a directory)")
     assert outcomes[1] == Failure("tiny", file, 2, f"run folder: {file}/config.json cannot be written (File exists)")
     assert outcomes[2].folder == folders[2]
+
+
+def test_nohup_is_heeded(runs, tmp_path, monkeypatch):
+    monkeypatch.setattr(SweepScreen, "update", lambda screen: signal.raise_signal(signal.SIGHUP))
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        outcomes = sweep(runs, tmp_path, engine=Fake(), progress=False)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert all(isinstance(outcome, Result) for outcome in outcomes)

@@ -94,3 +94,10 @@ def test_a_lock_holds_as_long_as_its_process(tmp_path):
         os._exit(0)
     os.wait()
     assert not is_claimed(tmp_path)
+
+
+def test_a_row_that_was_cut_off_is_left_out(tmp_path, whole):
+    copied(whole, tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert rows(tmp_path) == rows(whole)[:-1]
