@@ -76,7 +76,7 @@ def same_in_all_ways(mine, theirs, x):
             result = came()
         except RuntimeError as error:
             assert name in LATE
-            assert "takes no batched gradients; use impl='reference'" in str(error)  # noqa: PT017
+            assert "takes no batched gradients; use impl='reference' or torch.func" in str(error)  # noqa: PT017
             continue
         assert_close(result, wanted(), msg=lambda text, name=name: f"{name}: {text}")
 
@@ -104,20 +104,22 @@ def test_custom_ops_refuse_in_one_line(problem, arguments, op, impl):
         pytest.skip("needs triton's interpreter")
     q, *rest = build(op, arguments, problem, 2)
     told = f"impl '{impl}' takes no vmap, derivatives of torch.func or forward mode; use impl='auto' or 'reference'$"
-    late = f"impl '{impl}' takes no batched gradients; use impl='reference'$"
+    late = f"impl '{impl}' takes no batched gradients; use impl='reference' or torch.func$"
     for name, way in some(ways(lambda q: resolve(op, impl)(q, *rest, causal=True), q)):
         kind, text = (RuntimeError, late) if name in LATE else (ValueError, told)
         with pytest.raises(kind, match=text):
             way()
     # What shows in the backward pass: forward mode around it, and a second one.
     out = resolve(op, impl)(q.requires_grad_(), *rest, causal=True)
-    told = f"impl '{impl}' has no derivative of its gradient; use impl='reference'$"
+    told = f"impl '{impl}' has no derivative of its gradient; use impl='reference' or torch.func$"
     with forward_ad.dual_level():
         cotangent = forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out))
         with pytest.raises(RuntimeError, match=told):
             torch.autograd.grad(out, q, cotangent, retain_graph=True)
     slope = torch.autograd.grad(out.square().sum(), q, create_graph=True)[0]
-    with pytest.raises(RuntimeError, match=f"impl '{impl}' has no second derivative; use impl='reference'$"):
+    with pytest.raises(
+        RuntimeError, match=f"impl '{impl}' has no second derivative; use impl='reference' or torch.func$"
+    ):
         torch.autograd.grad(slope.sum(), q)
 
 

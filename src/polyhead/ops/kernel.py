@@ -155,7 +155,7 @@ def check_backward(kernel: Kernel, grad_outputs: Outputs) -> None:
     elif not torch.compiler.is_compiling() and any(is_batched(grad) for grad in grad_outputs):
         reason = "takes no batched gradients"
     if reason:
-        raise RuntimeError(f"{kernel.op}: impl {kernel.impl!r} {reason}; use impl='reference'")
+        raise RuntimeError(f"{kernel.op}: impl {kernel.impl!r} {reason}; use impl='reference' or torch.func")
 
 
 def _register(kernel: Kernel) -> Callable[..., Outputs]:
@@ -219,7 +219,9 @@ def _register_backward(kernel: Kernel) -> Callable[..., Outputs]:
         return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in learned.values()]
 
     def no_second_derivative(ctx: Any, *grads: Any) -> None:
-        raise RuntimeError(f"{kernel.op}: impl {kernel.impl!r} has no second derivative; use impl='reference'")
+        raise RuntimeError(
+            f"{kernel.op}: impl {kernel.impl!r} has no second derivative; use impl='reference' or torch.func"
+        )
 
     backward_op = torch.library.custom_op(
         f"{kernel.op_name}_backward",
