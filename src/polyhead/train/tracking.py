@@ -59,7 +59,8 @@ def check(names: Sequence[str]) -> None:
     for name in names:
         one_of("tracking", "tracker", name, TRACKERS)
         if not is_installed(name):
-            raise ValueError(f"tracking: {name} is not installed: pip install {name}, or leave it out of track")
+            package = {"tensorboard": "'polyhead[track]'"}.get(name, name)
+            raise ValueError(f"tracking: {name} is not installed: pip install {package}, or leave it out of track")
 
 
 class Trackers:
@@ -70,7 +71,6 @@ class Trackers:
         self.each(lambda name: self.trackers.update({name: TRACKERS[name](config, folder, step)}))
 
     def each(self, action: Callable[[str], object]) -> None:
-        """Call `action` for the name of each tracker."""
         for name in list(self.trackers):
             # Whatever a tracker raises, metrics.jsonl has the rows: a lost network must not end hours of training.
             try:
