@@ -1,6 +1,11 @@
 """The progress output of a training: first its description, then its state, in one line of any width."""
 
+import io
+import sys
+import types
+
 import pytest
+from rich.console import Console
 
 from polyhead.train import progress
 from polyhead.train.progress import Progress
@@ -35,3 +40,26 @@ def test_without_a_terminal_the_run_and_its_scores_are_lines(tmp_path, capsys, c
     silent.begin(tmp_path, 5)
     silent.close()
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("width", "bar"), [(30, False), (60, False), (120, True)])
+def test_the_bar_is_one_line_however_narrow(width, bar, tmp_path):
+    shown = Progress("mine", "accuracy", start=600, steps=12000)
+    shown.begin(tmp_path, 5, Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width))
+    shown.trained({**ROW, "step": 600})
+    page = Console(file=io.StringIO(), width=width)
+    page.print(shown.bar.get_renderable())
+    shown.close()
+    line = page.file.getvalue().rstrip()
+    assert "\n" not in line
+    assert "600/12000 ? left loss" in line
+    assert ("━" in line) == bar
+    assert ("12,346" in line) == bar == ("…" not in line)
+
+
+def test_a_notebook_has_a_bar_where_widgets_are_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)
+    assert progress.place_of_a_bar() is None
+    monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: name)
+    assert progress.place_of_a_bar() is not None
