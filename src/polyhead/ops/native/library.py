@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from filelock import FileLock, Timeout
 from torch import Tensor
 
 from polyhead.ops.native.check import TOLERANCE, worst_error
@@ -236,6 +235,8 @@ def _load_or_build(source: str, dtype: torch.dtype) -> NativeFunction | str:
     compiler = _find_compiler()
     if compiler is None:
         return NO_COMPILER
+    from filelock import FileLock, Timeout  # here, as it takes time and only a build needs it
+
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = path.with_suffix(".lock")
     try:
