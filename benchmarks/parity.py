@@ -9,8 +9,8 @@
     cache    decoding such models in pieces with a cache beside the whole sequence
 
 In float64 the largest error must be below 1e-9 of the largest number of its row.  In other dtypes the error, as a norm,
-must be at most three times that of the reference in the same dtype, plus SLACK.  A failure is printed with the options
-that repeat it, such as `--ops 1 --first 123`; the exit code is then 1.
+must be at most three times that of the reference in the same dtype, plus SLACK or some roundings.  A failure is printed
+with the options that repeat it, such as `--ops 1 --first 123`; the exit code is then 1.
 """
 
 import argparse
@@ -173,8 +173,10 @@ def check_op(number, seed, native=False):
         return f"{words}: {worst:.1e} > 1e-9" if not worst <= 1e-9 else None
     plain, _ = output_and_gradients(call("reference"), tensors, options, cotangent)
     for n, (result, reference, expected, scale) in enumerate(zip(results, plain, exact, scales, strict=True)):
+        # The gradient of a softmax over one key is 0: terms of the size `scale` cancel, up to roundings of float32.
+        rounding = 16 * torch.finfo(torch.float32).eps * scale
         size = max(expected.norm().item(), 1e-2 * scale)
-        limit = 3 * (reference.double() - expected).norm() + SLACK[dtype] * size
+        limit = 3 * (reference.double() - expected).norm() + max(SLACK[dtype] * size, rounding)
         error = (result.double() - expected).norm()
         if not error <= limit and expected.abs().max() < torch.finfo(dtype).max:
             return f"{words}: result {n} is {error:.1e} off, {limit:.1e} are allowed"

@@ -11,9 +11,7 @@ IDS = tokens(1, 5)
 PACKED = torch.tensor([[0, 1, 2, 0, 1]])
 ONES = torch.ones(1, 5, dtype=torch.long)
 HEADS = {
-    "softmax": ph.Softmax(4),
-    "hyla": ph.Hyla(4),
-    "linear": ph.Linear(4),
+    "mixture": [ph.Softmax(1), ph.Hyla(1), ph.Linear(2)],
     "neighbours": [ph.Softmax(2), ph.Relational(2, symbols=ph.RelationalSymbols())],
     "places": [ph.Softmax(2), ph.Relational(2, symbols=ph.PositionSymbols())],
 }
