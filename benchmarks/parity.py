@@ -46,12 +46,12 @@ VOCABULARY = 11
 def row_error(result, expected, scale=0.0):
     """The largest difference, relative to the largest number of its row; rows near 0 count as 1e-4 of the tensor.
 
-    A gradient that is 0 by cancellation has no size: 1e-4 of `scale` counts as its norm.
+    A gradient that is 0 by cancellation has no size: a hundredth of `scale` counts as its norm.
     """
     if expected.numel() == 0:
         return 0.0
     row_size = expected.abs().amax(-1, keepdim=True) if expected.ndim else expected.abs()
-    floor = max(1e-4 * expected.abs().max().item(), 1e-4 * scale / expected.numel() ** 0.5, 1e-30)
+    floor = max(1e-4 * expected.abs().max().item(), 1e-2 * scale / expected.numel() ** 0.5, 1e-30)
     return torch.nan_to_num((result - expected).abs() / row_size.clamp(min=floor), nan=torch.inf).max().item()
 
 
