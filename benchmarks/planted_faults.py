@@ -123,7 +123,7 @@ def noticed(fault: Fault, root: Path) -> str | None:
     path.write_text("\n".join(planted) + "\n", encoding="utf-8")
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not compile and not campaign",
+            [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not compile",
              "--timeout", "120", *map(str, files)],
             cwd=root, env=os.environ | {"PYTHONPATH": str(root / "src"), "PYTHONDONTWRITEBYTECODE": "1"},
             capture_output=True, encoding="utf-8", check=False,
@@ -132,6 +132,8 @@ def noticed(fault: Fault, root: Path) -> str | None:
         path.write_text(text, encoding="utf-8")
     if done.returncode == 0:
         return None
+    if done.returncode not in (1, 2):  # 2: an import failed
+        raise SystemExit(f"planted_faults: pytest did not run\n{done.stdout}{done.stderr}")
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
     return failed[0].split(" - ")[0] if failed else f"exit code {done.returncode}"
 
