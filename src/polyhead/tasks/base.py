@@ -29,9 +29,9 @@ Array = Any
 """A PyTorch tensor or a JAX array."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
-    """One batch of a task.
+    """One batch of a task; its `repr` has the shapes.
 
     `inputs`: (b t c), (b t), or images (b c height width).  `targets`: (b t c) or (b t), at all positions.  `mask` (b
     s): True at real tokens; None if all are.  `scored` (b t): True at positions that enter loss and metrics.
@@ -45,6 +45,16 @@ class Batch:
     latents: dict[str, Array]
     source: Array | None = None
     source_mask: Array | None = None
+
+    def __repr__(self) -> str:
+        arrays = {}
+        for part in fields(self):
+            if part.name != "latents":
+                arrays[part.name] = getattr(self, part.name)
+        for label, array in self.latents.items():
+            arrays[f"latents[{label!r}]"] = array
+        shapes = [f"{name} {tuple(array.shape)}" for name, array in arrays.items() if array is not None]
+        return f"Batch({', '.join(shapes)})"
 
     @classmethod
     def cat(cls, batches: "Sequence[Batch]") -> "Batch":
