@@ -45,9 +45,8 @@ def omitted_at_default(default: Any) -> Any:
 class Checked:
     """Base of frozen dataclasses: the constructor checks all fields against their annotations.
 
-    It raises ValueError for a value of another type, outside its bounds or choices, and for NaN and infinite numbers.
-    Lists become tuples, and integers in fields of numbers become floats, so that a configuration equals what is read
-    from its file.
+    It raises ValueError for a value of another type or outside its bounds or choices, and for NaN and infinity.  Lists
+    become tuples, and integers in fields of numbers floats, so that a configuration equals that of its file.
     """
 
     def __post_init__(self) -> None:
@@ -101,11 +100,13 @@ def _check(field: str, value: Any, hint: Any) -> Any:
 
 
 def _plain(field: str, value: Any) -> Any:
-    """`value` with lists as tuples, and floats of NumPy as floats.  Raises ValueError for what msgspec lets pass."""
+    """Lists as tuples, floats of NumPy and strings of enumerations as plain ones; NaN and sets raise ValueError."""
     if isinstance(value, (set, frozenset)):  # the order of its members changes between processes
         raise ValueError(f"{field} must be a list but is a set")
     if isinstance(value, (list, tuple)):
         return tuple(_plain(field, item) for item in value)
+    if isinstance(value, str):
+        return str.__str__(value)
     if not isinstance(value, float):
         return value
     if not math.isfinite(value):

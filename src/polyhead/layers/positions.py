@@ -4,6 +4,7 @@ Constants (angles, bucket indices, slopes) are not parameters and are not in the
 whenever the module is moved, cast or materialised, so they are never rounded to half precision and never uninitialised.
 """
 
+import abc
 import functools
 import itertools
 import math
@@ -209,12 +210,12 @@ def _bucket_table(buckets: int, max_distance: int, bidirectional: bool) -> Tenso
     return torch.tensor(table.tolist())
 
 
-class PositionBias(nn.Module):
+class PositionBias(nn.Module, abc.ABC):
     """A bias on the scores that depends on the distance of query and key."""
 
+    @abc.abstractmethod
     def bias(self, distance: Int[Tensor, "..."]) -> Float[Tensor, "... h"]:
         """The bias of each head for these distances, query position minus key position."""
-        raise NotImplementedError
 
     def forward(
         self, t: int, s: int, *, offset: int = 0, device: torch.device | None = None

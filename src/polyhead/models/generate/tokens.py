@@ -5,6 +5,7 @@ computes only its own token.  Logits agree up to rounding and draws are the same
 the cache.
 """
 
+import numbers
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypedDict, Unpack
@@ -78,8 +79,8 @@ def stream(
     tokens.  So does a prompt that exceeds the model's positions together with `steps`, and an encoder without a source.
     """
     _check_model(model, steps)
-    if isinstance(stop, int):
-        stop = (stop,)
+    if isinstance(stop, (int, numbers.Integral)):  # NumPy's, too
+        stop = (int(stop),)
     stops = tuple(map(operator.index, stop))
     choice = SamplingOptions(temperature, top_k, top_p)
     padded = left_padded(prompts, model)

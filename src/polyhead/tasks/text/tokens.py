@@ -217,4 +217,7 @@ def codec_of(run: Run, folder: str | os.PathLike[str]) -> Codec:
             raise ValueError(f"codec_of: {path} cannot be read ({' '.join(str(error).split())})") from None
         if codec.digest != digest:
             raise ValueError(f"codec_of: the tokenizer is {codec.digest}, but the model was trained with {digest}")
+    count = getattr(run.model.inputs, "count", codec.count)
+    if count != codec.count:
+        raise ValueError(f"codec_of: the tokenizer has {codec.count} tokens, but the model was made for {count}")
     return codec
