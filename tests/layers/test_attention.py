@@ -40,11 +40,11 @@ def test_the_last_query_of_causal_attention_is_the_last_key_of_its_context(posit
 
 def test_positions_with_gaps_are_those_of_a_longer_sequence():
     """Its other tokens are masked; a window counts positions."""
-    where, x, mask = torch.tensor([0, 2, 3, 7]), tokens(8), torch.zeros(8, dtype=torch.bool)
-    mask[where] = True
+    indices, x, mask = torch.tensor([0, 2, 3, 7]), tokens(8), torch.zeros(8, dtype=torch.bool)
+    mask[indices] = True
     for positions in POSITIONS.values():
         layer = make(MANY, positions=positions, causal=True, window=5)
-        assert_close(layer(x[:, where], positions=where[None]), layer(x, mask=mask)[:, where])
+        assert_close(layer(x[:, indices], positions=indices[None]), layer(x, mask=mask)[:, indices])
 
 
 def test_biases_of_both_forms_add_up():
@@ -100,8 +100,8 @@ def test_dropout_keeps_the_mean_in_bfloat16(monkeypatch, autocast):
     layer = layer if autocast else layer.bfloat16()
     monkeypatch.setattr(torch, "rand", lambda *shape, **options: torch.ones(*shape))  # nothing is dropped
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        kept, plain = layer(x).double(), layer.eval()(x).double()
-    assert abs((kept * plain).sum() / plain.square().sum() * 0.9 - 1) < 5e-4
+        in_training, in_evaluation = layer(x).double(), layer.eval()(x).double()
+    assert abs((in_training * in_evaluation).sum() / in_evaluation.square().sum() * 0.9 - 1) < 5e-4
 
 
 # --------------------------------------------------------------------------------------------------------------- errors
@@ -131,6 +131,6 @@ ERRORS = {
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_mistakes_are_one_line(name):
-    call, text = ERRORS[name]
+    call, message = ERRORS[name]
     layer = make([ph.Hyla(4)], positions=ph.Rotary())
-    refused(lambda: call(layer, tokens(5)), f"^MultiHeadAttention: .*{re.escape(text)}")
+    refused(lambda: call(layer, tokens(5)), f"^MultiHeadAttention: .*{re.escape(message)}")

@@ -37,32 +37,35 @@ def test_a_block_is_its_equation(norm_order, norm):
     block.dropout = Double()
     x, context, symbols = (torch.randn(2, t, 16, dtype=F64) for t in (5, 7, 7))
     mask, context_mask = torch.rand(5, 5) > 0.3, torch.rand(2, 1, 1, 7) > 0.3
-    y = x
-    for norm, part in (
+    expected = x
+    for sublayer_norm, sublayer in (
         (block.norm1, lambda z: block.attention(z, mask=mask)),
         (block.norm_cross, lambda z: cross(z, context, mask=context_mask, symbols=symbols)),
         (block.norm2, block.feedforward),
     ):
-        y = y + 2 * part(norm(y)) if norm_order == "pre" else norm(y + 2 * part(y))
-    given = {"context_mask": context_mask, "context_symbols": symbols}
-    assert_close(block(x, context, mask=mask, **given), y)
-    assert_close(block(x, context, mask=mask, tail=2, **given), y[:, -2:])
+        if norm_order == "pre":
+            expected = expected + 2 * sublayer(sublayer_norm(expected))
+        else:
+            expected = sublayer_norm(expected + 2 * sublayer(expected))
+    arguments = {"context_mask": context_mask, "context_symbols": symbols}
+    assert_close(block(x, context, mask=mask, **arguments), expected)
+    assert_close(block(x, context, mask=mask, tail=2, **arguments), expected[:, -2:])
 
 
 def test_the_tail_keeps_the_rows_of_its_mask_and_dropout():
     """`keep` may have the rows of all positions or those of the tail."""
     block, x, keep = make(), torch.randn(2, 6, 16, dtype=F64), torch.rand(2, 4, 6, 6, dtype=F64)
-    for given in ({"mask": torch.rand(2, 4, 6, 6) > 0.4}, {"mask": torch.rand(6) > 0.4}, {"keep": keep}):
-        wanted = block(x, **given)[:, -2:]
-        assert_close(block(x, tail=2, **given), wanted)
-    assert_close(block(x, tail=2, keep=keep[:, :, -2:]), wanted)
-    assert not torch.allclose(block(x)[:, -2:], wanted)
+    for arguments in ({"mask": torch.rand(2, 4, 6, 6) > 0.4}, {"mask": torch.rand(6) > 0.4}, {"keep": keep}):
+        expected = block(x, **arguments)[:, -2:]
+        assert_close(block(x, tail=2, **arguments), expected)
+    assert_close(block(x, tail=2, keep=keep[:, :, -2:]), expected)
+    assert not torch.allclose(block(x)[:, -2:], expected)
 
 
 def test_mistakes_are_one_line():
     block, x, counts = make(), torch.randn(2, 6, 16, dtype=F64), "tail counts positions from 0, so"
     decoder = ph.TransformerBlock(block.attention, block.feedforward, cross=block.attention)
-    for call, text in (
+    for call, message in (
         (lambda: block(x, positions=torch.arange(6)[None], tail=2), f"{counts} positions cannot"),
         (lambda: block(x, cache=LayerCache(), tail=2), f"{counts} a cache cannot"),
         (lambda: block(x, tail=0), r"tail must be 1 to 6 \(the positions\) but is 0"),
@@ -72,4 +75,4 @@ def test_mistakes_are_one_line():
         (lambda: decoder(x), "a context was wanted but none came"),
         (lambda: make(norm_order="prae"), r"unknown norm_order 'prae'; did you mean 'pre'\?"),
     ):
-        refused(call, f"^TransformerBlock: {text}")
+        refused(call, f"^TransformerBlock: {message}")

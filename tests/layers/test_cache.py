@@ -18,11 +18,11 @@ T, M = 9, 48
 DUAL = [ph.Softmax(2), ph.Relational(2)]
 
 
-def in_pieces(layer, x, sizes, given=lambda a, b: {}, cache=None):
+def in_pieces(layer, x, sizes, arguments=lambda a, b: {}, cache=None):
     """The output of one call after the other; the call of tokens `a` to `b` gets the arguments `given(a, b)`."""
     cache, pieces = LayerCache() if cache is None else cache, []
     for a, b in itertools.pairwise(itertools.accumulate(sizes, initial=0)):
-        pieces.append(layer(x[:, a:b], cache=cache, **given(a, b)))
+        pieces.append(layer(x[:, a:b], cache=cache, **arguments(a, b)))
         assert cache.length == b
     assert b == x.shape[1]
     return torch.cat(pieces, 1)
@@ -33,23 +33,23 @@ def test_token_by_token_and_in_chunks(mixture, positions):
     """Outputs and gradients."""
     layer = make(zoo.EVERY[mixture], causal=True, positions=zoo.POSITIONS[positions], qk_norm=positions == "alibi")
     x = tokens(T).requires_grad_()
-    whole, pieces = layer(x), in_pieces(layer, x, [1, 1, 0, 1, 3, 1, 2])
-    assert_close(pieces, whole, atol=1e-10, rtol=1e-10)
-    grads = [torch.autograd.grad(y.square().sum(), x) for y in (pieces, whole)]
+    expected, pieces = layer(x), in_pieces(layer, x, [1, 1, 0, 1, 3, 1, 2])
+    assert_close(pieces, expected, atol=1e-10, rtol=1e-10)
+    grads = [torch.autograd.grad(y.square().sum(), x) for y in (pieces, expected)]
     assert_close(*grads, atol=1e-8, rtol=1e-8)
 
 
 @pytest.mark.parametrize(("mixture", "positions"), zoo.turns([*zoo.EVERY], zoo.IN_LAYERS)[::3])
 def test_cross_attention_reads_its_context_once(mixture, positions):
     layer, cache = make(zoo.EVERY[mixture], positions=zoo.POSITIONS[positions]), LayerCache()
-    x, context, pieces, asked = tokens(6), tokens(4), [], []
+    x, context, pieces, calls = tokens(6), tokens(4), [], []
     for source in layer.symbols:
-        source.register_forward_hook(lambda source, *_: asked.append(source))
+        source.register_forward_hook(lambda source, *_: calls.append(source))
     mask = torch.tensor([[True, True, True, False], [True, True, False, False]])[:, None, None]
     for i in range(0, 6, 2):
-        seen = context if i == 0 else torch.full_like(context, float("nan"))
-        pieces.append(layer(x[:, i : i + 2], seen, mask=mask, cache=cache))
-    assert asked == [*layer.symbols]
+        new_context = context if i == 0 else torch.full_like(context, float("nan"))
+        pieces.append(layer(x[:, i : i + 2], new_context, mask=mask, cache=cache))
+    assert calls == [*layer.symbols]
     assert_close(torch.cat(pieces, 1), layer(x, context, mask=mask), atol=1e-10, rtol=1e-10)
     assert (cache.length, cache.cross.length) == (0, 6)
 
@@ -64,13 +64,13 @@ def test_symbols_that_are_given_are_those_of_the_new_tokens():
 @pytest.mark.parametrize("window", [None, 3])
 def test_masks_biases_and_dropout_cover_all_keys(window):
     layer, x, cache = make([*DUAL, ph.Hyla(2)], causal=True, window=window), tokens(T), LayerCache()
-    whole = {"mask": torch.rand(2, 1, T, T) > 0.3, "keep": (torch.rand(1, 6, T, T) > 0.3).to(F64)}
-    whole["bias"] = torch.randn(1, 6, T, T, dtype=F64)
+    full_arguments = {"mask": torch.rand(2, 1, T, T) > 0.3, "keep": (torch.rand(1, 6, T, T) > 0.3).to(F64)}
+    full_arguments["bias"] = torch.randn(1, 6, T, T, dtype=F64)
 
-    def given(a, b):
-        return {name: rows[:, :, a:b, :b] for name, rows in whole.items()}
+    def arguments(a, b):
+        return {name: rows[:, :, a:b, :b] for name, rows in full_arguments.items()}
 
-    assert_close(in_pieces(layer, x, [4, 1, 4], given, cache), layer(x, **whole), atol=1e-10, rtol=1e-10)
+    assert_close(in_pieces(layer, x, [4, 1, 4], arguments, cache), layer(x, **full_arguments), atol=1e-10, rtol=1e-10)
     by_offset = torch.randn(6, 2 * T - 1, dtype=F64)  # column j - i + T - 1
     pieces = in_pieces(layer, x, [5, 1, 3], lambda a, b: {"bias": by_offset[:, T - b : T - b + (b - a) + b - 1]})
     assert_close(pieces, layer(x, bias=by_offset), atol=1e-10, rtol=1e-10)
@@ -79,20 +79,20 @@ def test_masks_biases_and_dropout_cover_all_keys(window):
 
 
 def test_attention_that_cannot_be_cached_is_refused():
-    x, cache, full, kept = tokens(3), LayerCache(), LayerCache(), LayerCache()
+    x, cache, full, stored = tokens(3), LayerCache(), LayerCache(), LayerCache()
     plain, causal = make(DUAL), make(DUAL, causal=True, positions=ph.Rotary())
     causal(tokens(16), cache=full)
     plain(x, x[:, :2], cache=cache)
-    kept.extend("k", torch.zeros(2, 3, 4))
-    for call, text in (
+    stored.extend("k", torch.zeros(2, 3, 4))
+    for call, message in (
         (lambda: Cache(0), "layers must be at least 1 but is 0"),
-        (lambda: kept.extend("k", torch.zeros(1, 1, 4)), r"stored k is .* = \(2, 3, 4\) but new k is \(1, 1, 4\)"),
+        (lambda: stored.extend("k", torch.zeros(1, 1, 4)), r"stored k is .* = \(2, 3, 4\) but new k is \(1, 1, 4\)"),
         (lambda: plain(x, cache=LayerCache()), "attention with a cache must be causal"),
         (lambda: causal(x, x, cache=LayerCache()), "attention with a cache must not be causal, to another sequence"),
         (lambda: causal(x[:, :1], cache=full), "17 positions but max_length is 16"),
         (lambda: plain(x, x, cache=cache), "the cache is that of a context of 2 tokens but one of 3 came$"),
     ):
-        refused(call, text)
+        refused(call, message)
 
 
 # ---------------------------------------------------------------------- sums of linear heads
@@ -129,8 +129,8 @@ def test_linear_heads_take_limits_of_single_keys_from_the_first_call_on():
     pieces = in_pieces(layer, x, [0, 3, 2], lambda a, b: {"mask": mask[..., :3]} if b == 3 else {})
     assert_close(pieces[:, 3:], layer(x)[:, 3:], atol=1e-10, rtol=1e-10)
     layer(x[:, :3], cache=cache)
-    for given in ({"mask": mask[..., :4]}, {"bias": torch.ones(1, 4, 1, 4, dtype=F64)}, {"return_code": True}):
-        call = functools.partial(layer, x[:, 3:4], cache=cache, **given)
+    for arguments in ({"mask": mask[..., :4]}, {"bias": torch.ones(1, 4, 1, 4, dtype=F64)}, {"return_code": True}):
+        call = functools.partial(layer, x[:, 3:4], cache=cache, **arguments)
         refused(call, "linear heads keep the sum of earlier tokens, not each of them, so bias, mas")
 
 
@@ -139,15 +139,15 @@ def test_padding_stays_hidden_under_a_mask_of_the_caller_and_where_it_comes_late
     """Padding that one call announces, with or after the first; that models pass it on is in tests/models."""
     heads = [ph.Linear(2), ph.Softmax(2), ph.Linear(2, normalise="rms_heads"), ph.Hyla(2)]
     layer, x = make(heads, causal=True, positions=ph.Rotary()), tokens(8)
-    mask, more = torch.ones(2, 8, dtype=torch.bool), torch.rand(2, 1, 8, 8) > 0.3
+    mask, caller_mask = torch.ones(2, 8, dtype=torch.bool), torch.rand(2, 1, 8, 8) > 0.3
     mask[1, 4:6] = False
-    for given in (lambda a, b: {}, lambda a, b: {"mask": more[:, :, a:b, :b]}):
+    for arguments in (lambda a, b: {}, lambda a, b: {"mask": caller_mask[:, :, a:b, :b]}):
         cache, pieces = Cache(1), []
         for a, b in ((0, 3), (3, 6), (6, 6), (6, 8)):
             cache.expect(None if mask[:, a:b].all() else mask[:, a:b], x[:, a:b])
-            pieces.append(layer(x[:, a:b], cache=cache[0], **given(a, b)))
-        whole = mask[:, None, None] & given(0, 8).get("mask", torch.tensor(True))
-        assert_close(torch.cat(pieces, 1), layer(x, mask=whole), atol=1e-10, rtol=1e-10)
+            pieces.append(layer(x[:, a:b], cache=cache[0], **arguments(a, b)))
+        full_mask = mask[:, None, None] & arguments(0, 8).get("mask", torch.tensor(True))
+        assert_close(torch.cat(pieces, 1), layer(x, mask=full_mask), atol=1e-10, rtol=1e-10)
         assert torch.equal(cache[0].real, mask)
     refused(lambda: cache.expect(None, x[:1]), "Cache: 2 sequences were wanted but 1 came")
     for t in (1, 2):
@@ -167,5 +167,5 @@ def test_sequences_in_another_order(mixture):
         layer(x[:, a:b], cache=cache[0])
     cache.reorder(rows)
     cache.expect(None, x[rows, 4:])
-    wanted = layer(x[rows], mask=torch.cat((mask[rows], torch.ones(3, 4, dtype=torch.bool)), 1)[:, None, None])
-    assert_close(layer(x[rows, 4:], cache=cache[0]), wanted[:, 4:], atol=1e-10, rtol=1e-10)
+    expected = layer(x[rows], mask=torch.cat((mask[rows], torch.ones(3, 4, dtype=torch.bool)), 1)[:, None, None])
+    assert_close(layer(x[rows, 4:], cache=cache[0]), expected[:, 4:], atol=1e-10, rtol=1e-10)

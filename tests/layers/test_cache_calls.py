@@ -43,16 +43,17 @@ def test_another_layer_is_refused_and_adds_nothing(heads, copied):
     assert_close(y, first(x), atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("way", COPIES)
-def test_a_copied_cache_is_a_branch_and_belongs_to_the_layer_that_continues_it(way):
+@pytest.mark.parametrize("method", COPIES)
+def test_a_copied_cache_is_a_branch_and_belongs_to_the_layer_that_continues_it(method):
     """Perhaps to that of a model that was built anew; in one process equal weights may as well be another depth."""
     first, second, x = make([ph.Softmax(4)], causal=True), make([ph.Softmax(4)], causal=True), tokens(6)
     cache = LayerCache()
     first(x[:, :3], cache=cache)
     refused(lambda: second(x[:, 3:], cache=cache), OTHER)
-    same, (owner, other) = COPIES[way](cache), (first, second) if way == "copied" else (second, first)
-    assert_close(owner(x[:, 3:5], cache=same), first(x[:, :5])[:, 3:], atol=1e-10, rtol=1e-10)
-    refused(lambda: other(x[:, 5:], cache=same), OTHER)
+    branch = COPIES[method](cache)
+    owner, other = (first, second) if method == "copied" else (second, first)
+    assert_close(owner(x[:, 3:5], cache=branch), first(x[:, :5])[:, 3:], atol=1e-10, rtol=1e-10)
+    refused(lambda: other(x[:, 5:], cache=branch), OTHER)
     assert_close(first(x[:, 3:], cache=cache), first(x)[:, 3:], atol=1e-10, rtol=1e-10)
 
 
@@ -83,22 +84,22 @@ def stop(*_):
 
 
 @pytest.mark.parametrize("mixture", [*zoo.EVERY][::3])
-@pytest.mark.parametrize("place", ["groups", "out"])
-def test_a_call_that_was_interrupted_adds_nothing(mixture, place):
+@pytest.mark.parametrize("module_name", ["groups", "out"])
+def test_a_call_that_was_interrupted_adds_nothing(mixture, module_name):
     layer, x, cache = make(zoo.EVERY[mixture], causal=True, positions=ph.Rotary(), window=4), tokens(9), LayerCache()
-    where, bytes_before = torch.arange(9)[None], []
-    part = layer.out if place == "out" else layer.groups[-1]
+    positions, bytes_before = torch.arange(9)[None], []
+    module = layer.out if module_name == "out" else layer.groups[-1]
 
     def call(first, last):
-        return layer(x[:, first:last], positions=where[:, first:last], cache=cache)
+        return layer(x[:, first:last], positions=positions[:, first:last], cache=cache)
 
     pieces = []
     for first, last in ((0, 2), (2, 3), (3, 9)):
         bytes_before.append(cache.nbytes)
-        hook = part.register_forward_pre_hook(stop)
+        hook = module.register_forward_pre_hook(stop)
         with pytest.raises(KeyboardInterrupt):
             call(first, last)
         hook.remove()
         assert (cache.length, cache.nbytes) == (first, bytes_before[-1])
         pieces.append(call(first, last))
-    assert_close(torch.cat(pieces, 1), layer(x, positions=where), atol=1e-10, rtol=1e-10)
+    assert_close(torch.cat(pieces, 1), layer(x, positions=positions), atol=1e-10, rtol=1e-10)

@@ -31,9 +31,9 @@ def heads_of(row, n):
     choice = dict(zip(row.options, choices[n % len(choices)], strict=False)) if n % len(choices) else {}
     if choice.get("network") == "sequence":  # its layers are not causal: tests/ops/test_sequence_network.py
         choice["network"] = "pair"
-    more = {"value_depth": 1 + n % 2, "symbols": ph.RelativeSymbols(distance=2) if n % 2 else ph.PositionSymbols()}
+    optional = {"value_depth": 1 + n % 2, "symbols": ph.RelativeSymbols(distance=2) if n % 2 else ph.PositionSymbols()}
     return kind(
-        4, dim=4, value_dim=7, kv_heads=2, **choice, **{name: x for name, x in more.items() if name in fields}
+        4, dim=4, value_dim=7, kv_heads=2, **choice, **{name: x for name, x in optional.items() if name in fields}
     ), {**row.options, **choice}
 
 
@@ -53,11 +53,11 @@ def remade(row, options, group, code, **limits):
     return torch.from_numpy(referee.run(row.op, arrays, options=options, code=code.detach().numpy(), **limits))
 
 
-def check(row, options, layer, args, given, limits):
+def check(row, options, layer, args, call_options, limits):
     taps = []
-    y, code = layer(*args, return_code=True, taps=taps, **given)
+    y, code = layer(*args, return_code=True, taps=taps, **call_options)
     (group,) = taps[0].groups
-    assert_close(layer(*args, **given), y)
+    assert_close(layer(*args, **call_options), y)
     assert_close(layer.out(group.output.flatten(2)), y)
     assert_close(group.code(), code)
     queries, keys = [0, 2, 2, -1, -1], [0, 3, 1, 2, -1]
@@ -87,11 +87,11 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("row", ROWS)
 def test_the_output_is_made_of_the_code_that_is_shown(row, case):
-    how, given, limits = CASES[case]
-    x = torch.randn(1 if given else B, T, M, dtype=torch.float64)
+    layer_options, call_options, limits = CASES[case]
+    x = torch.randn(1 if call_options else B, T, M, dtype=torch.float64)
     for n in range(2):
         heads, options = heads_of(row, 9 * list(CASES).index(case) + n)
-        check(row, options, make(heads, **how), (x,), given, limits)
+        check(row, options, make(heads, **layer_options), (x,), call_options, limits)
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -80,8 +80,8 @@ def test_symbols_that_are_no_tensor():
 # --------------------------------------------------------------------------------------------- widths, initial values
 def test_default_sizes():
     """As many relations as heads, together as wide as the heads' values; too many are one wide."""
-    for relations, wanted in ((None, 6), (2, 12), (5, 4), (24, 1), (50, 1)):
-        assert build(ph.Relational(4, 8, 6, relations=relations), 16, 4).relation_dim == wanted
+    for relations, expected in ((None, 6), (2, 12), (5, 4), (24, 1), (50, 1)):
+        assert build(ph.Relational(4, 8, 6, relations=relations), 16, 4).relation_dim == expected
     assert build(ph.Disentangled(4, 8, 6), 16, 4).relation_dim == 6
 
 

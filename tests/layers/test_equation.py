@@ -32,7 +32,7 @@ MIXTURES = zoo.EVERY | {"sizes": SIZES}
 def by_head(x, weight, bias, heads):
     """(b s heads d): each head has its own rows of the weight."""
     maps = weight.chunk(heads)
-    return torch.stack([x @ each.T for each in maps], -2) + (0 if bias is None else bias.view(heads, -1))
+    return torch.stack([x @ head_weight.T for head_weight in maps], -2) + (0 if bias is None else bias.view(heads, -1))
 
 
 def placed(x, norm):
@@ -42,39 +42,42 @@ def placed(x, norm):
 
 def of_symbols(group, x, source, symbols):
     """The arguments that heads with symbols compute by maps of their own."""
-    made = {}
+    tensors = {}
     if group.hidden is not None:
         x, source = (F.gelu(group.hidden.features(tokens)) for tokens in (x, source))
         for name, tokens, heads in (("q", x, group.sizes.heads), ("k", source, group.sizes.kv_heads)):
-            own = getattr(group.hidden, name)
-            made[name] = by_head(tokens, own.weight, own.bias, heads)
+            linear = getattr(group.hidden, name)
+            tensors[name] = by_head(tokens, linear.weight, linear.bias, heads)
     if group.q_rel is not None:
-        made["q_rel"] = by_head(x, group.q_rel.weight, None, group.related[0])
+        tensors["q_rel"] = by_head(x, group.q_rel.weight, None, group.related[0])
         k_rel = group.q_rel if group.k_rel is None else group.k_rel
-        made["k_rel"] = by_head(source, k_rel.weight, None, group.related[1])
+        tensors["k_rel"] = by_head(source, k_rel.weight, None, group.related[1])
     if symbols.ndim == 2:  # a table by clipped offset
         distance = len(symbols) // 2
         symbols = symbols[torch.arange(1 - x.shape[1], source.shape[1]).clamp(-distance, distance) + distance]
     else:
         symbols = symbols.expand(B, -1, -1)
-    return made | {"symbols": by_head(symbols, group.value.weight, group.value.bias, group.sizes.kv_heads)}
+    return tensors | {"symbols": by_head(symbols, group.value.weight, group.value.bias, group.sizes.kv_heads)}
 
 
 def arguments(layer, x, source):
     """Those of each group's op.  The rows of `qkv` are queries of all groups, then keys, then values."""
     widths = [size.widths[part] for part in range(3) for size in layer.sizes]
     rows = list(zip(layer.qkv.weight.split(widths), layer.qkv.bias.split(widths), strict=True))
-    made, n = {}, len(layer.sizes)
+    tensors, n = {}, len(layer.sizes)
     for i, (group, size) in enumerate(zip(layer.groups, layer.sizes, strict=True)):
-        before, made = made, {}
+        previous, tensors = tensors, {}
         for part, (name, tokens) in enumerate((("q", x), ("k", source), ("v", source))):
             if name in size.takes:
-                made[name] = by_head(tokens, *rows[part * n + i], size.heads if name == "q" else size.kv_heads)
+                tensors[name] = by_head(tokens, *rows[part * n + i], size.heads if name == "q" else size.kv_heads)
         if isinstance(group, SymbolGroup):
-            made |= of_symbols(group, x, source, layer.symbols[layer.source_of[i]](source))
+            tensors |= of_symbols(group, x, source, layer.symbols[layer.source_of[i]](source))
         for name, norm in zip("qk", layer.qk_norms[2 * i :], strict=False):
-            made[name] = before[name] if layer.shared[i] else placed(made[name], norm)
-        yield made | {name: w for name in WEIGHTS if (w := getattr(group, name, None)) is not None}
+            tensors[name] = previous[name] if layer.shared[i] else placed(tensors[name], norm)
+        for name in WEIGHTS:
+            if getattr(group, name, None) is not None:
+                tensors[name] = getattr(group, name)
+        yield tensors
 
 
 @pytest.mark.parametrize("mixture", MIXTURES)
@@ -92,19 +95,20 @@ def test_a_layer_is_its_equation(mixture, cross):
     assert_close(layer(x, context, mask=mask, return_code=True)[1], code)  # before dropout
 
     outputs = []
-    for i, (made, own, (first, last)) in enumerate(
+    for i, (tensors, mechanism, (first, last)) in enumerate(
         zip(arguments(layer, x, source), heads, layer.heads_of, strict=True)
     ):
-        row = next(row for row in spec.MECHANISMS if row.config == type(own).__name__)
-        arrays = {name: tensor.detach().numpy() for name, tensor in made.items()}
+        row = next(row for row in spec.MECHANISMS if row.config == type(mechanism).__name__)
+        arrays = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
         limits = {"mask": mask[:, first:last].numpy(), "keep": keep[:, first:last].numpy()}
-        options = {name: getattr(own, name) for name in row.options}
-        if isinstance(own, ph.Softmax):
+        options = {name: getattr(mechanism, name) for name in row.options}
+        if isinstance(mechanism, ph.Softmax):
             sinks = layer.groups[i].sinks
-            options |= {"softcap": own.softcap, "sinks": None if sinks is None else sinks.detach().numpy()}
+            options |= {"softcap": mechanism.softcap, "sinks": None if sinks is None else sinks.detach().numpy()}
         output = torch.from_numpy(referee.run(row.op, arrays, options=options, **limits))
-        if getattr(own, "gate", False):
-            output = output * by_head(x, layer.gates[str(i)].weight, layer.gates[str(i)].bias, own.heads).sigmoid()
+        if getattr(mechanism, "gate", False):
+            gate = layer.gates[str(i)]
+            output = output * by_head(x, gate.weight, gate.bias, mechanism.heads).sigmoid()
         outputs.append(output)
     joint = torch.cat([output.flatten(2) for output in outputs], -1)
     assert_close(y, joint @ layer.out.weight.T + layer.out.bias, rtol=1e-9, atol=1e-9)

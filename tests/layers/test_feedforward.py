@@ -78,12 +78,12 @@ def experts_oracle(moe, x):
 def test_experts_by_the_definition(experts, top_k, act, bias):
     moe = randomise(MixtureOfExperts(6, experts, top_k, 10, act, bias, dtype=torch.float64))
     x = draw(11, 6, seed=9).requires_grad_()
-    wanted, balance = experts_oracle(moe, x)
-    same_with_gradients(moe(x), wanted, [x, *moe.parameters()])
+    expected, balance = experts_oracle(moe, x)
+    same_with_gradients(moe(x), expected, [x, *moe.parameters()])
     assert abs(moe.balance_loss.item() - balance.item()) < 1e-12
     folded = draw(2, 5, 3, 6, seed=8)
-    wanted, _ = experts_oracle(moe, folded.view(-1, 6))
-    torch.testing.assert_close(moe(folded).view(-1, 6), wanted, atol=1e-12, rtol=0)
+    expected, _ = experts_oracle(moe, folded.view(-1, 6))
+    torch.testing.assert_close(moe(folded).view(-1, 6), expected, atol=1e-12, rtol=0)
     torch.testing.assert_close(moe(x[0]), moe(x)[0], atol=1e-12, rtol=0)
     (towards_even,) = torch.autograd.grad(moe.balance_loss, moe.gate.weight)
     assert towards_even.any() == (experts > 1)
@@ -93,14 +93,14 @@ def test_autocast_chooses_the_same_experts():
     """Rounded to bfloat16, the scores of a hundredth of these tokens are equal or have another order."""
     moe, x = MixtureOfExperts(16, 8, 1), draw(4000, 16, dtype=torch.float32)
     with torch.no_grad():
-        wanted = moe(x)
-        for given in (x, x.bfloat16()):
-            moe(given.float())
+        expected = moe(x)
+        for tokens in (x, x.bfloat16()):
+            moe(tokens.float())
             balance = moe.balance_loss
             with torch.autocast("cpu", torch.bfloat16):
-                came = moe(given)
+                output = moe(tokens)
             assert moe.balance_loss == balance
-        assert ((moe(x.bfloat16().float()) - came).abs().amax(1) < 0.1 * wanted.abs().max()).all()
+        assert ((moe(x.bfloat16().float()) - output).abs().amax(1) < 0.1 * expected.abs().max()).all()
 
 
 def test_mistakes_are_one_line():

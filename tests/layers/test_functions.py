@@ -16,22 +16,22 @@ from polyhead.pages.explore import writer as explore
 F64 = torch.float64
 
 
-def cosine_code(q, k, **seen):
+def cosine_code(q, k, **options):
     q, k = (F.normalize(x, dim=-1) for x in (q, k))
-    return ph.ops.latent_code(q, k, normalise="softmax", **{**seen, "scale": 5.0})
+    return ph.ops.latent_code(q, k, normalise="softmax", **{**options, "scale": 5.0})
 
 
-def cosine_attention(q, k, v, *, keep=None, normalise=None, act=None, **seen):
-    code = cosine_code(q, k, **seen)
+def cosine_attention(q, k, v, *, keep=None, normalise=None, act=None, **options):
+    code = cosine_code(q, k, **options)
     return torch.einsum("bhts,bshe->bthe", code if keep is None else code * keep, v)
 
 
-def swallowing(q, k, v, *, mask, causal, **seen):
+def swallowing(q, k, v, *, mask, causal, **options):
     return cosine_attention(q, k, v, mask=mask, causal=causal)
 
 
-def squares(q, k, v, **seen):
-    return cosine_attention(q, k, v.square(), **seen)
+def squares(q, k, v, **options):
+    return cosine_attention(q, k, v.square(), **options)
 
 
 def layer(heads, **options):
@@ -43,9 +43,9 @@ def inputs(b=2, t=6):
     return torch.randn(b, t, 24, dtype=F64, generator=torch.Generator().manual_seed(1))
 
 
-def tapped(attention, x, **given):
+def tapped(attention, x, **arguments):
     taps = []
-    y = attention(x, taps=taps, **given)
+    y = attention(x, taps=taps, **arguments)
     return y, taps[0]
 
 
@@ -55,10 +55,10 @@ def test_its_code_makes_its_output(limits):
     attention, x = layer([ph.Softmax(2), ph.Linear(4, dim=6, value_dim=8)], **limits), inputs()
     attention.groups[1].use(cosine_attention, code=cosine_code)
     y, taps = tapped(attention, x)
-    own = taps.groups[1]
+    group = taps.groups[1]
     code = attention(x, return_code=True)[1][:, 2:]
-    assert_close(torch.einsum("bhts,bshe->bthe", code, own.v), own.output, rtol=0, atol=1e-12)
-    assert_close(own.code(), code, rtol=0, atol=0)
+    assert_close(torch.einsum("bhts,bshe->bthe", code, group.v), group.output, rtol=0, atol=1e-12)
+    assert_close(group.code(), code, rtol=0, atol=0)
     assert_close(codes(taps, [0, 5, -1], [0, 3, 4], group=1), code[:, :, [0, 5, 5], [0, 3, 4]].transpose(1, 2))
     networks = [value_network(taps, 3, j, sample=1, group=g)(x[1, j]) for j in range(6) for g in range(2)]
     assert_close(sum(networks), y[1, 3])
@@ -67,20 +67,20 @@ def test_its_code_makes_its_output(limits):
 def test_the_function_and_its_code_are_given_the_same():
     """A function that ignores windows has a code at all pairs, although the mask in the taps hides some."""
 
-    def far(q, k, *, window, **seen):
-        return cosine_code(q, k, **seen)
+    def far(q, k, *, window, **options):
+        return cosine_code(q, k, **options)
 
     attention, x = layer(ph.Softmax(4), window=2), inputs(b=1)
-    attention.groups[0].use(lambda q, k, v, *, window, **seen: cosine_attention(q, k, v, **seen), code=far)
-    for given in ({}, {"cu_seqlens": torch.tensor([0, 4, 6], dtype=torch.int32)}):
-        code = attention(x, return_code=True, **given)[1]
-        own = tapped(attention, x, **given)[1].groups[0]
-        assert_close(own.code(), code)
-        assert_close(torch.einsum("bhts,bshe->bthe", code, own.v), own.output)
+    attention.groups[0].use(lambda q, k, v, *, window, **options: cosine_attention(q, k, v, **options), code=far)
+    for arguments in ({}, {"cu_seqlens": torch.tensor([0, 4, 6], dtype=torch.int32)}):
+        code = attention(x, return_code=True, **arguments)[1]
+        group = tapped(attention, x, **arguments)[1].groups[0]
+        assert_close(group.code(), code)
+        assert_close(torch.einsum("bhts,bshe->bthe", code, group.v), group.output)
         assert code[0, :, 0, 3].ne(0).all()
-    attention.groups[0].use(cosine_attention, code=lambda q, k, **seen: cosine_code(q, k, **seen)[:, :, 1:])
-    wanted = r"^SoftmaxHeads: <lambda> must return \(b h t s\) = \(1, 4, 6, 6\) but gave \(1, 4, 5, 6\)$"
-    refused(lambda: attention(x, return_code=True), wanted)
+    attention.groups[0].use(cosine_attention, code=lambda q, k, **options: cosine_code(q, k, **options)[:, :, 1:])
+    message = r"^SoftmaxHeads: <lambda> must return \(b h t s\) = \(1, 4, 6, 6\) but gave \(1, 4, 5, 6\)$"
+    refused(lambda: attention(x, return_code=True), message)
 
 
 # ------------------------------------------------------------------------------------------------------- without a code
@@ -89,29 +89,29 @@ class Forwards(SoftmaxHeads):
         return cosine_attention(call.q, call.k, call.v, mask=call.mask, causal=call.causal, keep=call.keep)
 
 
-@pytest.mark.parametrize("way", ["assigned", "used", "assigned later", "a forward"])
-def test_an_unknown_code_is_refused_everywhere(way):
+@pytest.mark.parametrize("assignment", ["assigned", "used", "assigned later", "a forward"])
+def test_an_unknown_code_is_refused_everywhere(assignment):
     attention, x = layer(ph.Softmax(4)), inputs(b=1)
     group = attention.groups[0]
-    if way == "assigned":
+    if assignment == "assigned":
         group.attend = cosine_attention
-    elif way == "used":
+    elif assignment == "used":
         group.use(squares)
-    elif way == "assigned later":
+    elif assignment == "assigned later":
         group.use(cosine_attention, cosine_code)
         group.attend = swallowing
     else:
         attention.groups[0] = Forwards(ph.Softmax(4), group.sizes)
     y, taps = tapped(attention, x)
     assert not torch.allclose(y, layer(ph.Softmax(4))(x))
-    for ask in (
+    for call in (
         lambda: attention(x, return_code=True),
         lambda: taps.groups[0].code(),
         lambda: codes(taps, -1, 0),
         lambda: value_network(taps, -1, 0),
         lambda: explore.write([taps], list("abcdef"), "nowhere.html"),
     ):
-        refused(ask, r": the code of \w+ is not known: give it with the function")
+        refused(call, r": the code of \w+ is not known: give it with the function")
     assert taps.groups[0].kind == taps.groups[0].normalise == "own"
 
 
@@ -137,14 +137,14 @@ def test_a_swallowed_keep_is_noticed(kind):
     attention, x = layer(kind(4, dim=6), dropout=0.5, causal=True), inputs()
     (group,) = attention.groups
     attend = group.attend
-    group.use(lambda *tensors, keep, **seen: attend(*tensors, **seen, keep=None))
-    text = (
+    group.use(lambda *tensors, keep, **options: attend(*tensors, **options, keep=None))
+    message = (
         rf"^{type(group).__name__}: <lambda> must multiply its code by keep, but its output is not 0 where keep is 0$"
     )
-    refused(lambda: attention(x), text)
+    refused(lambda: attention(x), message)
     attention.eval()(x)
-    refused(lambda: attention(x, keep=torch.ones(1, 1, 6, 6, dtype=F64)), text)
-    group.use(lambda *tensors, **seen: attend(*tensors, **seen))
+    refused(lambda: attention(x, keep=torch.ones(1, 1, 6, 6, dtype=F64)), message)
+    group.use(lambda *tensors, **options: attend(*tensors, **options))
     attention.train()
     torch.manual_seed(3)
     first = attention(x)
@@ -158,8 +158,8 @@ def test_compiled_it_must_have_been_seen_to_heed_keep():
     attention, x = layer(ph.Softmax(4), dropout=0.5), inputs()
     attention.groups[0].use(cosine_attention, code=cosine_code)
     compiled = torch.compile(attention, fullgraph=True, backend="eager")
-    seen_before = r"call the layer once before torch\.compile, which checks that cosine_attention applies keep"
-    with pytest.raises(torch._dynamo.exc.Unsupported, match=seen_before):
+    message = r"call the layer once before torch\.compile, which checks that cosine_attention applies keep"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=message):
         compiled(x)
     attention(x)
     assert compiled(x).shape == x.shape

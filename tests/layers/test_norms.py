@@ -28,9 +28,9 @@ BLOCK = functools.partial(ph.TransformerBlock, ph.MultiHeadAttention(8, ph.Softm
 
 
 def test_mistakes_are_one_line():
-    for number, wanted in ((float("nan"), "a finite number"), (-1.0, "at least 0")):
-        refused(lambda number=number: RMSNorm(4, eps=number), f"^RMSNorm: eps must be {wanted} but is {number}$")
-        refused(lambda number=number: LayerNorm(4, eps=number), f"^LayerNorm: eps must be {wanted} but is {number}$")
+    for number, condition in ((float("nan"), "a finite number"), (-1.0, "at least 0")):
+        refused(lambda number=number: RMSNorm(4, eps=number), f"^RMSNorm: eps must be {condition} but is {number}$")
+        refused(lambda number=number: LayerNorm(4, eps=number), f"^LayerNorm: eps must be {condition} but is {number}$")
     refused(lambda: RMSNorm(6)(torch.zeros(2, 5)), "^rms_norm: d = 5 in x but 6 in weight")
     for window in (True, 0):
         call = functools.partial(ph.MultiHeadAttention, 8, ph.Softmax(2), window=window)

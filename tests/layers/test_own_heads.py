@@ -42,14 +42,14 @@ class Broken(ph.Mechanism):
 
     fault: str = ""
 
-    def code(self, own, q, k, **seen):
+    def code(self, module, q, k, **limits):
         forgotten = {"causality": "causal", "masks": "mask", "packing": "cu_seqlens"}.get(self.fault)
-        seen |= {} if forgotten is None else {forgotten: False if forgotten == "causal" else None}
-        code = ph.ops.latent_code(q, k, normalise="softmax", **seen)
+        limits |= {} if forgotten is None else {forgotten: False if forgotten == "causal" else None}
+        code = ph.ops.latent_code(q, k, normalise="softmax", **limits)
         return code * q.mean() if self.fault == "parity" else code
 
-    def attend(self, own, q, k, v, *, keep, **seen):
-        code = self.code(own, q, k, **seen)
+    def attend(self, module, q, k, v, *, keep, **limits):
+        code = self.code(module, q, k, **limits)
         code = code if keep is None or self.fault == "dropout" else code * keep
         return torch.einsum("bhts,bshe->bthe", code.detach() if self.fault == "gradients" else code, v)
 
@@ -60,7 +60,7 @@ class Broken(ph.Mechanism):
 
 
 @pytest.mark.parametrize(
-    ("fault", "error", "text"),
+    ("fault", "error", "message"),
     [
         ("parity", AssertionError, "Broken: a sequence depends on others of its batch: it differs by"),
         ("causality", AssertionError, "Broken: a token sees its future"),
@@ -71,10 +71,10 @@ class Broken(ph.Mechanism):
         ("file", AssertionError, r"Broken: a file gives Broken\("),
     ],
 )
-def test_a_broken_promise_is_noticed(fault, error, text, monkeypatch):
+def test_a_broken_promise_is_noticed(fault, error, message, monkeypatch):
     monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or type(sys)(__name__))
     monkeypatch.setattr(sys.modules[__name__], "Broken", Broken, raising=False)
-    with pytest.raises(error, match=text):
+    with pytest.raises(error, match=message):
         ph.testing.check(Broken(2, fault=fault), fault)
 
 
@@ -87,12 +87,12 @@ def test_its_parameters_have_their_own_initial_values_and_no_decay(cosine, monke
     task = ph.tasks.FuzzyLogic(length=6)
     config = ph.TransformerConfig(*task.ends, dim=16, heads=(cosine(2, sharpness=3.0), ph.Softmax(2)), init="cs336")
     model = ph.Transformer(config)
-    own = model.blocks[0].attention.groups[0]
-    assert isinstance(own, OwnHeads)
-    torch.testing.assert_close(own.log_sharpness.exp(), torch.full((2,), 3.0))
-    own.log_sharpness.data.zero_()
+    group = model.blocks[0].attention.groups[0]
+    assert isinstance(group, OwnHeads)
+    torch.testing.assert_close(group.log_sharpness.exp(), torch.full((2,), 3.0))
+    group.log_sharpness.data.zero_()
     model.reset_parameters()
-    torch.testing.assert_close(own.log_sharpness.exp(), torch.full((2,), 3.0))
+    torch.testing.assert_close(group.log_sharpness.exp(), torch.full((2,), 3.0))
     kinds = optimiser.parameter_kinds(model)
     assert kinds["blocks.0.attention.groups.0.log_sharpness"] == "norms"
     refused(lambda: ph.MultiHeadAttention(16, cosine(2, impl="flash")), "Cosine: impl must be auto or reference but is")
@@ -105,13 +105,13 @@ def test_its_parameters_have_their_own_initial_values_and_no_decay(cosine, monke
 def test_heads_in_a_word_are_trained_saved_and_found_again(cosine, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     ph.register(cosine)
-    few = "--train.steps 2 --train.warmup 0 --train.batch-size 2 --train.eval-batches 1 --threads 1 --model.layers 1"
-    words = f"train parity-hyla --model.heads cosine:2,hyla:2 {few} --folder run".split()
+    command = "train parity-hyla --model.heads cosine:2,hyla:2 --model.layers 1 --folder run --threads 1"
+    command += " --train.steps 2 --train.warmup 0 --train.batch-size 2 --train.eval-batches 1"
     assert main(["list", "mechanisms", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[-1]["mechanism"] == "Cosine"
     monkeypatch.setitem(ph.recipes.RECIPES, "parity-hyla", sys.modules["parity_heads.recipes"].parity_hyla)
     monkeypatch.setattr("polyhead.papers.recipes.every", lambda: ph.recipes.RECIPES)
-    assert main(words) == 0
+    assert main(command.split()) == 0
     written = json.loads((tmp_path / "run" / "config.json").read_text())["model"]["heads"]
     assert [group["kind"] for group in written] == ["parity_heads.heads:Cosine", "Hyla"]
     before = ph.load("run")[1].blocks[0].attention.groups[0].log_sharpness

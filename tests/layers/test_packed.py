@@ -21,11 +21,13 @@ def make(heads, *, max_length=8, **options):
 def test_a_mask_and_positions_of_packed_sequences():
     layer = make(PLAIN, positions=ph.Rotary(), window=3)
     x, mask = torch.randn(1, 12, M, dtype=F64, requires_grad=True), torch.rand(1, 1, 1, 12) > 0.4
-    where = torch.tensor([[0, 2, 3, 1, 0, 1, 2, 5, 6, 7, 4, 5]])
-    parts = zip(x.split(LENGTHS, 1), mask.split(LENGTHS, -1), where.split(LENGTHS, 1), strict=True)
-    alone = torch.cat([layer(p, mask=m, positions=w) for p, m, w in parts if p.shape[1]], 1)
-    together = layer(x, mask=mask, positions=where, cu_seqlens=CU)
-    same_with_gradients(together, alone, [x, *layer.parameters()])
+    positions = torch.tensor([[0, 2, 3, 1, 0, 1, 2, 5, 6, 7, 4, 5]])
+    sequences = zip(x.split(LENGTHS, 1), mask.split(LENGTHS, -1), positions.split(LENGTHS, 1), strict=True)
+    outputs = [
+        layer(tokens, mask=key_mask, positions=token_positions) for tokens, key_mask, token_positions in sequences
+    ]
+    packed = layer(x, mask=mask, positions=positions, cu_seqlens=CU)
+    same_with_gradients(packed, torch.cat(outputs, 1), [x, *layer.parameters()])
 
 
 def test_mistakes_are_one_line():
@@ -34,7 +36,7 @@ def test_mistakes_are_one_line():
     block = ph.TransformerBlock(make([ph.Softmax(2)]), ph.MlpLayer(M, dtype=F64), dtype=F64)
     far = make([ph.Relational(2, symbols=ph.RelativeSymbols())], max_length=5)
     near = make([ph.Relational(2, symbols=ph.PositionSymbols())], max_length=5)
-    for call, text in (
+    for call, message in (
         (lambda: block.attention(x, x, cu_seqlens=CU), r"but x \(b t m\) = \(1, 12, 48\) and a context came"),
         (lambda: layer(x, cache=LayerCache(), cu_seqlens=CU), "without a context or a cache, but .* and a cache came"),
         (lambda: layer(x.expand(2, -1, -1), cu_seqlens=CU), r"x \(1 t m\) .* but x \(b t m\) = \(2, 12, 48\) and no"),
@@ -43,4 +45,4 @@ def test_mistakes_are_one_line():
         (lambda: near(x, cu_seqlens=CU), "PositionSymbols: positions must be below max_length = 5 but reach 5"),
         (lambda: far(x, cu_seqlens=CU), "RelativeSymbols: positions must be below max_length = 5 but reach 5"),
     ):
-        refused(call, text)
+        refused(call, message)

@@ -75,14 +75,14 @@ def test_rotary_angles_survive(trip, layout):
 @pytest.mark.parametrize("length", [16, 36, 128])
 def test_buckets_equal_the_original_tables(fixtures, length, bidirectional):
     expected = np.load(fixtures / "hyla_relpos_buckets.npz")[f"bucket_{'bidir_' * bidirectional}{length}"]
-    where = torch.arange(length)
-    actual = relative_buckets((where[:, None] - where).numpy(), length, length, bidirectional)
+    positions = torch.arange(length)
+    actual = relative_buckets((positions[:, None] - positions).numpy(), length, length, bidirectional)
     np.testing.assert_array_equal(actual, expected)
     bias = RelativePositionBias(2, length, length, bidirectional)
     assert torch.equal(
         spread(bias(length, length, offset=0), length, length), bias.table[:, torch.tensor(expected).long()]
     )
-    assert torch.equal(bias.dense(where[None], where[None])[0], bias.table[:, torch.tensor(expected).long()])
+    assert torch.equal(bias.dense(positions[None], positions[None])[0], bias.table[:, torch.tensor(expected).long()])
 
 
 def test_beyond_the_longest_distance_is_the_last_bucket():
@@ -131,22 +131,25 @@ def test_alibi_is_exact_in_bfloat16():
     attention = MultiHeadAttention(24, Softmax(8), positions=Alibi(), dtype=torch.bfloat16)
     x, far = torch.randn(1, 400, 24).bfloat16(), (torch.arange(400) - torch.arange(400)[:, None]) >= 300
     exact = copy.deepcopy(attention).double()(x.double(), mask=far)
-    for given in ({}, {"positions": torch.arange(400)[None]}):
-        came = attention(x, mask=far, **given).double()
-        assert ((came - exact).norm() / exact.norm()).item() < 0.01
+    for arguments in ({}, {"positions": torch.arange(400)[None]}):
+        output = attention(x, mask=far, **arguments).double()
+        assert ((output - exact).norm() / exact.norm()).item() < 0.01
 
 
 # -------------------------------------------------------------------------------------------------- vectors for inputs
 @pytest.mark.parametrize("trip", ["meta", "half and back", "meta, then bfloat16"])
 def test_sinusoidal_positions_survive(trip):
     sinusoidal = TRIPS[trip](lambda **to: SinusoidalPositions(1100, 6, 100.0, **to))
-    where = [0, 1, 513, 1025, 1099]
-    angles = [[w * 100.0 ** (-2 * j / 6) for j in range(3)] for w in where]
-    expected = torch.tensor([[f(a) for a in row for f in (math.sin, math.cos)] for row in angles], dtype=torch.float64)
-    actual = sinusoidal(torch.tensor(where))
+    positions = [0, 1, 513, 1025, 1099]
+    expected = torch.empty(len(positions), 6, dtype=torch.float64)
+    for row, position in zip(expected, positions, strict=True):
+        for j in range(3):
+            angle = position * 100.0 ** (-2 * j / 6)
+            row[2 * j], row[2 * j + 1] = math.sin(angle), math.cos(angle)
+    actual = sinusoidal(torch.tensor(positions))
     ulp = torch.finfo(actual.dtype).eps
     torch.testing.assert_close(actual.double(), expected, atol=max(ulp / 4, 1e-7), rtol=0)
-    torch.testing.assert_close(sinusoidal.double()(torch.tensor(where)), expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(sinusoidal.double()(torch.tensor(positions)), expected, atol=1e-12, rtol=0)
 
 
 def test_mistakes_are_one_line():
@@ -158,7 +161,7 @@ def test_mistakes_are_one_line():
     )
     short, x = RotaryEmbedding(8, max_length=4), torch.zeros(2, 5, 8)
     assert torch.equal(short(x, torch.arange(5) % 4, check=False), short(x, torch.arange(5) % 4))
-    for call, text in (
+    for call, message in (
         (lambda: short(x, torch.arange(5)), "RotaryEmbedding: positions must be below max_length = 4 but reach 4"),
         (lambda: rotary(x, torch.arange(5) - 1), "RotaryEmbedding: positions must not be negative but hold -1"),
         (lambda: rotary(x, torch.arange(4)), r"RotaryEmbedding: .* \(4,\) do not broadcast to \(2, 5\)"),
@@ -172,4 +175,4 @@ def test_mistakes_are_one_line():
         (lambda: learned(torch.arange(9)), "LearnedPositions: positions must be below max_length = 8 but reach 8"),
         (lambda: SinusoidalPositions(8, 5), "SinusoidalPositions: the width must be even but is 5"),
     ):
-        refused(call, f"^{text}$")
+        refused(call, f"^{message}$")

@@ -22,18 +22,18 @@ def softmax(scores):
 def test_symbolic_attention_by_hand():
     source = build_symbols(ph.SymbolicAttention(dim=6, count=3, heads=2), 8, dtype=F64)
     x = torch.randn(2, 4, 8, dtype=F64)
-    got, weights = source(x), source.assignments(x)
-    assert got.shape == (2, 4, 6)
+    output, weights = source(x), source.assignments(x)
+    assert output.shape == (2, 4, 6)
     assert weights.shape == (2, 4, 2, 3)
     q = x @ source.query.weight.T + source.query.bias
     for b in range(2):
         for i in range(4):
             for h in range(2):
-                own = slice(4 * h, 4 * h + 4)
-                a = softmax([q[b, i, own] @ source.templates[n, own] / 2 for n in range(3)])
+                columns = slice(4 * h, 4 * h + 4)
+                a = softmax([q[b, i, columns] @ source.templates[n, columns] / 2 for n in range(3)])
                 assert_close(weights[b, i, h], torch.stack(a))
                 symbol = sum(a[n] * source.library[n, 3 * h : 3 * h + 3] for n in range(3))
-                assert_close(got[b, i, 3 * h : 3 * h + 3], symbol)
+                assert_close(output[b, i, 3 * h : 3 * h + 3], symbol)
 
 
 @pytest.mark.parametrize("normalise", [False, True])
@@ -48,16 +48,16 @@ def test_relational_symbols_by_hand(causal, include_self, normalise):
         steps = [0, -1, -2] if include_self else [-1, -2]
     else:
         steps = [-2, -1, 0, 1, 2] if include_self else [-2, -1, 1, 2]
-    asked = []
+    queries = []
     for i in range(5):
         near = [min(max(i + step, 0), 4) for step in steps]
         related = [[q[i, 4 * r : 4 * r + 4] @ k[j, 4 * r : 4 * r + 4] for j in near] for r in range(2)]
         if normalise:
             related = [softmax([score / 2 for score in scores]) for scores in related]
-        asked.append(torch.stack([related[r][n] for n in range(len(near)) for r in range(2)]))
-    asked = source.map(torch.stack(asked))[None]
-    assert_close(source(x), source.symbolic(asked))
-    assert_close(source.assignments(x), source.symbolic.assignments(asked))
+        queries.append(torch.stack([related[r][n] for n in range(len(near)) for r in range(2)]))
+    queries = source.map(torch.stack(queries))[None]
+    assert_close(source(x), source.symbolic(queries))
+    assert_close(source.assignments(x), source.symbolic.assignments(queries))
 
 
 def test_positions_and_offsets():

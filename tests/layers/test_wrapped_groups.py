@@ -55,74 +55,75 @@ def inputs(*lengths):
     return [torch.randn(2, n, 24, generator=draw, dtype=F64) for n in lengths]
 
 
-def same(attention, want, group):
-    """Outputs and gradients of a layer whose first group wraps `group` are those of `want`, with other parameters."""
+def check_same(attention, reference, group):
+    """Outputs and gradients of a layer whose first group wraps `group` are those of `reference`."""
     (x,), outputs = inputs(6), []
-    for parameter, own in zip(group.parameters(), want.groups[0].parameters(), strict=True):
-        nn.init.normal_(own, std=0.4)
-        parameter.data.copy_(own)
-    for each in (attention, want):
+    for parameter, expected in zip(group.parameters(), reference.groups[0].parameters(), strict=True):
+        nn.init.normal_(expected, std=0.4)
+        parameter.data.copy_(expected)
+    for module in (attention, reference):
         cache = LayerCache()
-        outputs.append([each(x), each(x[:, :4], cache=cache), each(x[:, 4:], cache=cache)])
-        each(x).square().sum().backward()
+        outputs.append([module(x), module(x[:, :4], cache=cache), module(x[:, 4:], cache=cache)])
+        module(x).square().sum().backward()
     assert_close(*outputs, rtol=1e-12, atol=1e-12)
-    for parameter, own in zip(group.parameters(), want.groups[0].parameters(), strict=True):
-        assert_close(parameter.grad, own.grad)
+    for parameter, expected in zip(group.parameters(), reference.groups[0].parameters(), strict=True):
+        assert_close(parameter.grad, expected.grad)
 
 
-def refuses_its_code(attention, who):
+def refuses_its_code(attention, name):
     (x,), taps = inputs(6), []
-    line = rf"^{who}: the code of forward is not known: give it with the function, group\.use\(forward, code=\.\.\.\)$"
+    message = rf"^{name}: the code of forward is not known: give it with the function"
+    message += r", group\.use\(forward, code=\.\.\.\)$"
     attention(x, taps=taps)
-    for ask in (lambda: attention(x, return_code=True), taps[0].groups[0].code):
-        refused(ask, line)
+    for call in (lambda: attention(x, return_code=True), taps[0].groups[0].code):
+        refused(call, message)
     assert [group.kind for group in taps[0].groups] == ["own", "softmax"]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_a_compiled_group_computes_the_same(mechanism, eager):
-    attention, want = layer(mechanism), layer(mechanism)
+    attention, reference = layer(mechanism), layer(mechanism)
     attention.groups[0] = eager(attention.groups[0])
-    same(attention, want, attention.groups[0])
-    (x,), mine, own = inputs(6), [], []
-    assert_close(attention(x, return_code=True, taps=mine), want(x, return_code=True, taps=own))
-    mine, own = mine[0].groups[0], own[0].groups[0]
+    check_same(attention, reference, attention.groups[0])
+    (x,), taps, expected_taps = inputs(6), [], []
+    assert_close(attention(x, return_code=True, taps=taps), reference(x, return_code=True, taps=expected_taps))
+    group, expected = taps[0].groups[0], expected_taps[0].groups[0]
     for name in ("kind", "normalise", "act", "depth", "relation_act"):
-        assert getattr(mine, name) == getattr(own, name)
-    assert_close(mine.code(), own.code())
+        assert getattr(group, name) == getattr(expected, name)
+    assert_close(group.code(), expected.code())
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_a_group_in_a_wrapper_is_used_and_trained(mechanism):
     """In one of PEFT, and in one that passes on calls only, which relational heads cannot use."""
-    attention, want = layer(mechanism), layer(mechanism)
+    attention, reference = layer(mechanism), layer(mechanism)
     attention = adapted(attention, fill=False, target_modules=["out"], modules_to_save=["groups.0"]).base_model.model
-    same(attention, want, attention.groups[0].modules_to_save["default"])
+    check_same(attention, reference, attention.groups[0].modules_to_save["default"])
     refuses_its_code(attention, "ModulesToSaveWrapper")
-    attention, want, (x,) = layer(mechanism), layer(mechanism), inputs(6)
+    attention, reference, (x,) = layer(mechanism), layer(mechanism), inputs(6)
     attention.groups[0] = Through(attention.groups[0])
     if isinstance(mechanism, config.SymbolHeads):
-        line = "^Through: relational heads must have a method features, wrapped ones as well$"
-        refused(lambda: attention(x), line)
+        message = "^Through: relational heads must have a method features, wrapped ones as well$"
+        refused(lambda: attention(x), message)
     else:
-        same(attention, want, attention.groups[0])
+        check_same(attention, reference, attention.groups[0])
         refuses_its_code(attention, "Through")
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
 def test_a_wrapper_that_computes_something_else_is_shown_as_such(mechanism, eager):
     for wrap in (Doubled, lambda group: Doubled(eager(group)), lambda group: eager(Doubled(group))):
-        attention, want, (x,) = layer(mechanism), layer(mechanism), inputs(6)
+        attention, reference, (x,) = layer(mechanism), layer(mechanism), inputs(6)
         attention.groups[0] = wrap(attention.groups[0])
         with torch.no_grad():
-            want.out.weight[:, :12] *= 2
-        assert_close(attention(x), want(x))
+            reference.out.weight[:, :12] *= 2
+        assert_close(attention(x), reference(x))
         refuses_its_code(attention, "Doubled")
 
 
 def test_the_sum_that_linear_heads_kept_is_lost_on_no_wrapper(eager):
     attention, (x,) = layer(ph.Linear(2)), inputs(6)
-    whole, linear = attention(x), attention.groups[0]
+    expected, linear = attention(x), attention.groups[0]
     for wrap in (eager, Through):
         cache = LayerCache()
         attention.groups[0] = linear
@@ -130,7 +131,7 @@ def test_the_sum_that_linear_heads_kept_is_lost_on_no_wrapper(eager):
         attention.groups[0] = wrap(linear)
         call = functools.partial(attention, x[:, 3:], cache=cache)
         if wrap is eager:
-            assert_close(call(), whole[:, 3:])
+            assert_close(call(), expected[:, 3:])
         else:
             refused(call, "linear heads kept the sum of earlier tokens, but a Through came$")
 
@@ -147,9 +148,9 @@ def test_a_partial_with_other_options_is_a_users_function():
 # ------------------------------------------------------------------------------------------------------------- hooks
 def test_a_forward_that_was_assigned_to_a_map_counts():
     """As accelerate gives one."""
-    part = nn.Linear(4, 3)
-    part.forward = lambda x, before=part.forward: 2 * before(x)
-    assert_close(affine(part)[0], 2 * part.weight)
+    linear = nn.Linear(4, 3)
+    linear.forward = lambda x, forward=linear.forward: 2 * forward(x)
+    assert_close(affine(linear)[0], 2 * linear.weight)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -157,7 +158,7 @@ def test_hooks_of_linear_heads_are_called_with_a_cache(wrapped):
     layer, cache = ph.MultiHeadAttention(16, ph.Linear(2), causal=True), LayerCache()
     if wrapped:
         layer.groups[0] = torch.compile(layer.groups[0])
-    layer.groups[0].register_forward_hook(lambda group, given, y: 0 * y)
+    layer.groups[0].register_forward_hook(lambda group, args, y: 0 * y)
     x = torch.randn(1, 4, 16)
     with torch.compiler.set_stance("force_eager"):
         y = [layer(x[:, i : i + 1], cache=cache) for i in range(4)]
