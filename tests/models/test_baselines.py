@@ -40,10 +40,10 @@ def dot(a, b):
 def test_corelnet_is_its_equation(normalised):
     model = stirred(ph.CoRelNetConfig(ph.Vectors(5), ph.Classes(3), dim=6, length=4, hidden=7, softmax=normalised))
     x = draw(2, 4, 5)
-    for row, found in some(zip(x, model(x), strict=True)):
+    for row, output in some(zip(x, model(x), strict=True)):
         e = []
-        for thing in row:
-            hidden = model.embed.up.weight @ model.inputs.linear(thing) + model.embed.up.bias
+        for item in row:
+            hidden = model.embed.up.weight @ model.inputs.linear(item) + model.embed.up.bias
             e.append(model.embed.down.weight @ hidden.clamp(min=0) + model.embed.down.bias)
         numbers = []
         for i in range(4):
@@ -51,26 +51,27 @@ def test_corelnet_is_its_equation(normalised):
             numbers += softmax(products) if normalised else products
         y = (model.compare.weight @ torch.tensor(numbers, dtype=F64) + model.compare.bias).clamp(min=0)
         y = (model.hidden.weight @ y + model.hidden.bias).clamp(min=0)
-        torch.testing.assert_close(found[0], model.outputs(y))
+        torch.testing.assert_close(output[0], model.outputs(y))
 
 
 def test_predinet_is_its_equation():
     model = stirred(ph.PrediNetConfig(ph.Vectors(5), ph.Classes(3), dim=6, length=4, heads=3, relations=2, key_dim=5))
     x = draw(2, 4, 5)
-    for row, found in some(zip(x, model(x), strict=True)):
-        where = [-1.0, -1 / 3, 1 / 3, 1.0]
-        objects = [torch.cat((model.inputs.linear(row[i]), torch.tensor([where[i]], dtype=F64))) for i in range(4)]
+    for row, output in some(zip(x, model(x), strict=True)):
+        objects = []
+        for features, location in zip(row, (-1.0, -1 / 3, 1 / 3, 1.0), strict=True):
+            objects.append(torch.cat((model.inputs.linear(features), torch.tensor([location], dtype=F64))))
         related = []
         for head in range(3):
-            seen = []
+            attended = []
             for query in (model.query1, model.query2):
                 q = (query.weight @ torch.cat(objects))[5 * head : 5 * head + 5]
-                code = softmax([dot(q, model.key.weight @ thing) for thing in objects])
-                seen.append(sum(weight * thing for weight, thing in zip(code, objects, strict=True)))
-            compared = model.relations.weight @ (seen[0] - seen[1])
-            related += [compared, seen[0][-1:], seen[1][-1:]]
+                code = softmax([dot(q, model.key.weight @ item) for item in objects])
+                attended.append(sum(weight * item for weight, item in zip(code, objects, strict=True)))
+            compared = model.relations.weight @ (attended[0] - attended[1])
+            related += [compared, attended[0][-1:], attended[1][-1:]]
         y = (model.hidden.weight @ torch.cat(related) + model.hidden.bias).clamp(min=0)
-        torch.testing.assert_close(found[0], model.outputs(y))
+        torch.testing.assert_close(output[0], model.outputs(y))
 
 
 @pytest.mark.parametrize("act", ["softmax", "sigmoid", "identity"])
@@ -80,10 +81,10 @@ def test_the_abstractor_is_its_equation(act, self_attention):
     settings |= {"self_attention": self_attention, "encoder_layers": int(self_attention)}
     model = stirred(ph.AbstractorConfig(ph.Vectors(5), ph.Classes(2), **settings, act=act))
 
-    def attend(attention, heads, x, **given):
-        own = ph.MultiHeadAttention(6, heads, bias=True, own_symbols=False, dtype=F64).eval()
-        own.load_state_dict(attention.state_dict())
-        return own(x, mask=mask[:, None, None], **given)
+    def attend(attention, heads, x, **options):
+        reference = ph.MultiHeadAttention(6, heads, bias=True, own_symbols=False, dtype=F64).eval()
+        reference.load_state_dict(attention.state_dict())
+        return reference(x, mask=mask[:, None, None], **options)
 
     vectors, mask = draw(2, 4, 5), torch.tensor([[True] * 4, [True, True, False, True]])
     x, s, softmax_heads = model.inputs.linear(vectors), model.symbols.table[:4], ph.Softmax(2, dim=4, value_dim=4)
@@ -109,12 +110,12 @@ def test_a_decoder_reads_the_abstract_states():
     encoder = ph.AbstractorConfig(task.source, dim=16, heads=2, layers=1)
     model = build(ph.TransformerConfig(*task.ends, dim=16, causal=True, max_length=4, encoder=encoder)).eval()
     batch, taps = task.batch("train", 3, seed=0, step=0), []
-    found = model(batch.inputs, source=batch.source, taps=taps)
+    outputs = model(batch.inputs, source=batch.source, taps=taps)
     states = model.encoder(batch.source)
-    torch.testing.assert_close(model(batch.inputs, encoded=states), found)
-    assert (model(batch.inputs, encoded=states.flip(0)) - found).abs().max() > 1e-3
+    torch.testing.assert_close(model(batch.inputs, encoded=states), outputs)
+    assert (model(batch.inputs, encoded=states.flip(0)) - outputs).abs().max() > 1e-3
     assert [layer.name for layer in taps] == ["encoder 0", "decoder 0", "cross 0", "decoder 1", "cross 1"]
-    task.loss(found, batch).backward()
+    task.loss(outputs, batch).backward()
     assert model.encoder.symbols.table.grad.abs().sum() > 0
 
 
@@ -124,7 +125,7 @@ def test_a_decoder_reads_the_abstract_states():
 def test_mistakes_are_one_line():
     model, long = build(ph.CoRelNetConfig(ph.Vectors(5), ph.Classes(2), length=4)), torch.zeros(2, 4, 5)
     short = build(ph.AbstractorConfig(ph.Vectors(5), dim=8, max_length=3))
-    for call, text in (
+    for call, message in (
         (lambda: model(long[:, :3]), r"CoRelNet: 4 objects were wanted \(length\) but 3 came"),
         (lambda: model(long, mask=torch.ones(2, 4).bool()), "CoRelNet: it compares 4 objects, .* so mask must be None"),
         (lambda: short(long), "4 positions but max_length is 3"),
@@ -134,7 +135,7 @@ def test_mistakes_are_one_line():
         (lambda: ph.AbstractorConfig(IMAGES, symbols=ph.RelativeSymbols()), "symbols must be one for each object"),
         (lambda: ph.AbstractorConfig(IMAGES, symbols=ph.PositionSymbols(8)), "stream, of width 128, not 8"),
     ):
-        refused(call, text)
+        refused(call, message)
 
 
 def test_an_abstractor_takes_no_padding_for_a_neighbour():

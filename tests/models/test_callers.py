@@ -53,11 +53,14 @@ def test_a_tied_table_is_one_after_any_loading():
     state = model.state_dict()
     with torch.device("meta"):
         empty = ph.Transformer(TIED, dtype=F64).eval()
-    loaded = [copy.deepcopy(empty).to_empty(device="cpu"), empty, ph.Transformer(TIED, dtype=F64).eval()]
-    for one, held, assign in zip(loaded, [state] * 3, (False, True, False), strict=True):
-        one.load_state_dict(held, assign=assign)
-        assert one.inputs.table.weight is one.outputs.weight
-        assert torch.equal(one(x), model(x))
+    for loaded, assign in (
+        (copy.deepcopy(empty).to_empty(device="cpu"), False),
+        (empty, True),
+        (ph.Transformer(TIED, dtype=F64).eval(), False),
+    ):
+        loaded.load_state_dict(state, assign=assign)
+        assert loaded.inputs.table.weight is loaded.outputs.weight
+        assert torch.equal(loaded(x), model(x))
     model.inputs.table = larger = type("Table", (torch.nn.Embedding,), {})(9, TIED.dim)  # of another library
     model.double()
     assert model.outputs.weight is larger.weight
@@ -91,18 +94,18 @@ def loss_and_gradients(model, x):
 
 def test_checkpointing_changes_no_bit():
     """Dropout draws the same again, the balance of experts counts; every block runs twice, in training only."""
-    x, ran = inputs_of(DROPS, 6).requires_grad_(), []
-    plain, again = build(DROPS).train(), build(replace(DROPS, checkpoint=True)).train()
-    for block in again.blocks:
-        block.register_forward_pre_hook(lambda block, _: ran.append(list(again.blocks).index(block)))
-    for a, b in zip(loss_and_gradients(plain, x), loss_and_gradients(again, x), strict=True):
-        assert torch.equal(a, b)
-    assert ran == [0, 1, 1, 0]
-    ran.clear()
+    x, calls = inputs_of(DROPS, 6).requires_grad_(), []
+    plain, checkpointed = build(DROPS).train(), build(replace(DROPS, checkpoint=True)).train()
+    for block in checkpointed.blocks:
+        block.register_forward_pre_hook(lambda block, _: calls.append(list(checkpointed.blocks).index(block)))
+    for actual, expected in zip(loss_and_gradients(checkpointed, x), loss_and_gradients(plain, x), strict=True):
+        assert torch.equal(actual, expected)
+    assert calls == [0, 1, 1, 0]
+    calls.clear()
     taps = []
-    again(x, taps=taps).sum().backward()
-    again.eval()(x).sum().backward()
-    assert ran == [0, 1, 0, 1]
+    checkpointed(x, taps=taps).sum().backward()
+    checkpointed.eval()(x).sum().backward()
+    assert calls == [0, 1, 0, 1]
     assert len(taps) == 2
     assert config.digest(replace(DROPS, checkpoint=True)) == config.digest(DROPS)
 

@@ -53,15 +53,15 @@ def test_it_is_its_equation(norm_order):
     encoder, block = model.encoder, model.blocks[0]
     context = encoder.norm(encoder.blocks[0](encoder.inputs.table(source)))
     y = model.inputs.table(x) * 4.0 + model.positions(torch.arange(5))
-    for norm, part in (
+    for norm, sublayer in (
         (block.norm1, block.attention),
         (block.norm_cross, lambda z: block.cross(z, context)),
         (block.norm2, block.feedforward),
     ):
-        y = y + part(norm(y)) if norm_order == "pre" else norm(y + part(y))
-    wanted = model.norm(y) @ model.inputs.table.weight.T
-    assert_close(model(x, source=source), wanted, atol=1e-12, rtol=1e-12)
-    assert_close(model(x, encoded=model.encode(source)), wanted, atol=1e-12, rtol=1e-12)
+        y = y + sublayer(norm(y)) if norm_order == "pre" else norm(y + sublayer(y))
+    expected = model.norm(y) @ model.inputs.table.weight.T
+    assert_close(model(x, source=source), expected, atol=1e-12, rtol=1e-12)
+    assert_close(model(x, encoded=model.encode(source)), expected, atol=1e-12, rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -123,34 +123,34 @@ NO_SOURCE = r"Transformer: it has no encoder, so no source \(or its mask\) was w
 
 def test_mistakes_are_one_line():
     model, (x, source) = build(WRITES), data(WRITES)
-    alone = build(replace(WRITES, encoder=None))
-    relative, one = ph.Relational(4, symbols=ph.RelativeSymbols()), torch.ones(2, 1).bool()
-    for call, text in (
+    decoder_only, encoded = build(replace(WRITES, encoder=None)), model.encode(source)
+    relative, short_mask = ph.Relational(4, symbols=ph.RelativeSymbols()), torch.ones(2, 1).bool()
+    for call, message in (
         (lambda: model(x), "Transformer: its encoder reads a source: source or, once encoded, encoded must be given"),
-        (lambda: model(x, source=source, encoded=model.encode(source)), "source or, once encoded, encoded must be"),
-        (lambda: alone(x, source=source), NO_SOURCE),
-        (lambda: alone(x, source_mask=torch.ones(2, 3, dtype=bool)), NO_SOURCE),
-        (lambda: alone.encode(source), "Transformer: it has no encoder, so no source was wanted but one came"),
+        (lambda: model(x, source=source, encoded=encoded), "source or, once encoded, encoded must be"),
+        (lambda: decoder_only(x, source=source), NO_SOURCE),
+        (lambda: decoder_only(x, source_mask=torch.ones(2, 3, dtype=bool)), NO_SOURCE),
+        (lambda: decoder_only.encode(source), "Transformer: it has no encoder, so no source was wanted but one came"),
         (lambda: model(x, source=source[:1]), r"b = 2 in inputs but 1 in source \(b s\) = \(1, 6\)"),
-        (lambda: model(x, encoded=model.encode(source), source_mask=one), r"source_mask .* \(2, 6\), but is \(2, 1\)"),
+        (lambda: model(x, encoded=encoded, source_mask=short_mask), r"source_mask .* \(2, 6\), but is \(2, 1\)"),
         (lambda: replace(WRITES, encoder=replace(READS, dim=8)), "the encoder's dim is 8 but the decoder's 16"),
         (lambda: replace(READS, cross_heads=ph.Softmax(4)), "cross_heads look at an encoder, but encoder is None"),
         (lambda: replace(WRITES, cross_heads=relative), "another sequence, which has no RelativeSymbols"),
     ):
-        refused(call, text)
+        refused(call, message)
 
 
 @pytest.mark.compile
 def test_compiles_whole_for_any_length():
     """And any feed-forward layer; heads of every kind are in test_callers.py."""
-    whole = VARIANTS["softmax"]
-    reads = replace(whole.encoder, heads=whole.encoder.heads[-1:], layers=1, feedforward=ph.Experts(3, 2, hidden=8))
-    settings = replace(whole, layers=1, encoder=reads, feedforward=ph.Swiglu())
-    model, other = build(settings), build(settings)
+    base = VARIANTS["softmax"]
+    reads = replace(base.encoder, heads=base.encoder.heads[-1:], layers=1, feedforward=ph.Experts(3, 2, hidden=8))
+    settings = replace(base, layers=1, encoder=reads, feedforward=ph.Swiglu())
+    model, eager = build(settings), build(settings)
     model.compile(fullgraph=True, dynamic=True, backend="eager")
     for t, s, stance in ((9, 10, "default"), (11, 13, "fail_on_recompile")):
         x, source = data(settings, t=t, s=s)
         mask = torch.rand(2, s) > 0.2
         with torch.compiler.set_stance(stance):
-            came = model(x, source=source, source_mask=mask)
-        assert_close(came, other(x, source=source, source_mask=mask), atol=1e-9, rtol=1e-9)
+            output = model(x, source=source, source_mask=mask)
+        assert_close(output, eager(x, source=source, source_mask=mask), atol=1e-9, rtol=1e-9)

@@ -31,7 +31,7 @@ def test_patches_go_row_by_row(norm, class_token):
         torch.nn.init.normal_(parameter)
     images = torch.randn(2, 3, 4, 6, dtype=F64)
     tokens = end(images)
-    wanted = [end.class_token.weight.expand(2, 8)] if class_token else []
+    expected = [end.class_token.weight.expand(2, 8)] if class_token else []
     for top in (0, 2):
         for left in (0, 3):
             pixels = [images[:, :, top + i, left + j] for i in range(2) for j in range(3)]  # channels side by side
@@ -39,8 +39,8 @@ def test_patches_go_row_by_row(norm, class_token):
             if norm:
                 x = F.layer_norm(x, (18,), end.norm.weight, end.norm.bias)
             x = x @ end.linear.weight.T + end.linear.bias
-            wanted.append(F.layer_norm(x, (8,), end.norm_out.weight, end.norm_out.bias) if norm else x)
-    assert_close(tokens, torch.stack(wanted, 1))
+            expected.append(F.layer_norm(x, (8,), end.norm_out.weight, end.norm_out.bias) if norm else x)
+    assert_close(tokens, torch.stack(expected, 1))
     assert tokens.shape[1] == ph.Patches((3, 4, 6), (2, 3), class_token=class_token).count
 
 
@@ -49,9 +49,9 @@ def test_the_mean_is_over_real_tokens():
     x, mask = torch.randn(3, 5, 8, dtype=F64), torch.ones(3, 5, dtype=torch.bool)
     mask[1, 2:], mask[2] = False, False
     x[1, 2:] = float("nan")  # never read
-    seen = torch.stack([x[0].mean(0), x[1, :2].mean(0), torch.zeros(8, dtype=F64)])
-    assert_close(end(x, mask), end.linear(seen)[:, None])
-    assert_close(end(x[:1]), end.linear(seen[:1])[:, None])
+    means = torch.stack([x[0].mean(0), x[1, :2].mean(0), torch.zeros(8, dtype=F64)])
+    assert_close(end(x, mask), end.linear(means)[:, None])
+    assert_close(end(x[:1]), end.linear(means[:1])[:, None])
     first, image = ClassOutput(ph.Classes(3, "class"), 8, dtype=F64), torch.zeros(2, 3, 4, 6)
     assert ph.Transformer(IMAGES).length(image) == ph.Transformer(IMAGES).inputs(image).shape[1] == 5
     assert_close(first(x, mask), first.linear(x[:, :1]))
@@ -68,7 +68,7 @@ def test_mistakes_are_one_line():
     ends, words, filled = (ph.Tokens(9), ph.Classes(4)), torch.zeros(2, 4, dtype=torch.long), Cache(2)
     causal = ph.Transformer(ph.TransformerConfig(*ends, dim=16, heads=ph.Softmax(2), causal=True))
     causal(words, cache=filled)
-    for call, text in (
+    for call, message in (
         (lambda: causal(words, cache=filled), "a class is read off all positions, but 4 are in the cache$"),
         (lambda: model(images[:, :1]), r"images \(b, 3, 4, 6\) .* were wanted but torch.float32 \(2, 1, 4, 6\) came"),
         (lambda: model(images.byte()), r"inputs \(b c height width\) must be of a floating dtype but is torch.uint8"),
@@ -80,4 +80,4 @@ def test_mistakes_are_one_line():
         (lambda: replace(IMAGES, outputs=ph.Classes(2, "class"), inputs=token), "class_token=True"),
         (lambda: replace(IMAGES, outputs=ph.Classes(2, "class"), causal=True), "the first token sees no other"),
     ):
-        refused(call, text)
+        refused(call, message)

@@ -38,20 +38,21 @@ def test_they_are_the_logits(monkeypatch, end, tail):
     assert isinstance(lazy, LazyLogits)
     assert torch.equal(token_guesses(lazy), token_guesses(logits))
     torch.testing.assert_close(token_losses(lazy, targets), token_losses(logits, targets))
-    grads = [torch.autograd.grad(token_losses(o, targets).mean(), list(model.parameters())) for o in (lazy, logits)]
-    for grad, want in zip(*grads, strict=True):
-        torch.testing.assert_close(grad, want)
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(token_losses(lazy, targets).mean(), parameters)
+    expected = torch.autograd.grad(token_losses(logits, targets).mean(), parameters)
+    torch.testing.assert_close(gradients, expected)
 
 
 def test_without_gradients_a_batch_is_scored_once(monkeypatch):
     model, (tokens, targets) = model_of(ENDS["own"]), batch()
-    made, plain = [], cross_entropy._logits
-    monkeypatch.setattr(cross_entropy, "_logits", lambda *args: made.append(1) or plain(*args))
+    calls, compute_logits = [], cross_entropy._logits
+    monkeypatch.setattr(cross_entropy, "_logits", lambda *args: calls.append(1) or compute_logits(*args))
     with torch.no_grad():
         lazy, logits = model(tokens, lazy=True), model(tokens)
         for _ in range(2):
             losses, guesses = lazy.cross_entropy(targets), lazy.argmax()
-    assert len(made) == 1
+    assert len(calls) == 1
     torch.testing.assert_close(losses, token_losses(logits, targets))
     assert torch.equal(guesses, logits.argmax(-1))
     with torch.no_grad():  # other targets are not those that were asked for
@@ -75,8 +76,8 @@ def test_products_are_in_autocasts_dtype_and_losses_are_not():
 def test_lazy_logits_that_are_refused():
     tokens, targets = batch()
     classes, lazy = model_of(ph.Classes(3), causal=False), model_of(ENDS["own"])(tokens, lazy=True)
-    for call, text in (
+    for call, message in (
         (lambda: classes(tokens, lazy=True), r"lazy outputs are Logits\(\) but those of this model are Classes"),
         (lambda: lazy.cross_entropy(targets[:, 1:]), r"LazyLogits: .* = \(3, 6\) were wanted but \(3, 5\) came"),
     ):
-        refused(call, text)
+        refused(call, message)

@@ -86,10 +86,10 @@ def test_outputs_loss_and_score_at_the_start(model, original):
 
 def test_every_gradient(model, original):
     loss_of(model, original, 0).backward()
-    wanted = to_state(original, "grad0/")
+    expected = to_state(original, "grad0/")
     for name, parameter in model.named_parameters():
-        assert_close(parameter.grad, wanted.pop(name), atol=1e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
-    assert not wanted
+        assert_close(parameter.grad, expected.pop(name), atol=1e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    assert not expected
 
 
 def test_five_steps_of_the_original_optimiser(model, original):
@@ -114,6 +114,6 @@ def test_five_steps_of_the_original_optimiser(model, original):
     assert_close(
         torch.stack(losses).double(), torch.from_numpy(original["train_losses"]).double(), atol=1e-6, rtol=4e-5
     )
-    wanted = to_state(original, "final/")
+    expected = to_state(original, "final/")
     for name, parameter in model.state_dict().items():
-        assert_close(parameter, wanted[name], atol=3e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+        assert_close(parameter, expected[name], atol=3e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

@@ -29,9 +29,9 @@ def test_packed_sequences_equal_single_ones(name, masked):
     x, mask = torch.randn(1, 15, 5, dtype=torch.float64, requires_grad=True), torch.ones(1, 15, dtype=torch.bool)
     mask[0, [3, 5, 6, 11, 12]] = not masked
     parts = zip(x.split(LENGTHS, 1), mask.split(LENGTHS, 1), strict=True)
-    alone = torch.cat([model(part, mask=own if masked else None) for part, own in parts], 1)[mask]
-    together = model(x, mask=mask if masked else None, cu_seqlens=CU)[mask]
-    same_with_gradients(together, alone, [x, *model.parameters()])
+    separate = torch.cat([model(part, mask=part_mask if masked else None) for part, part_mask in parts], 1)[mask]
+    packed = model(x, mask=mask if masked else None, cu_seqlens=CU)[mask]
+    same_with_gradients(packed, separate, [x, *model.parameters()])
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -50,14 +50,14 @@ def test_a_window_of_the_model_hides_distant_tokens(causal):
 
 def test_mistakes_are_one_line():
     x = torch.randn(1, 15, 5, dtype=torch.float64)
-    reads = replace(BASE, causal=True, encoder=BASE)
+    encoder_decoder = replace(BASE, causal=True, encoder=BASE)
     model = build(replace(BASE, causal=True))
     several = "with cu_seqlens inputs are several sequences, without"
-    for call, text in (
+    for call, message in (
         (lambda: model(x, cu_seqlens=CU, tail=1), f"{several} tail"),
         (lambda: model(x, cu_seqlens=CU, cache=Cache(2)), f"{several} cache"),
-        (lambda: build(reads)(x, cu_seqlens=CU, source=x), f"{several} encoder"),
+        (lambda: build(encoder_decoder)(x, cu_seqlens=CU, source=x), f"{several} encoder"),
         (lambda: build(replace(BASE, outputs=ph.Classes(2)))(x, cu_seqlens=CU), rf"{several} Classes\(\)"),
         (lambda: build(replace(BASE, positions=ph.Learned(), max_length=6))(x, cu_seqlens=CU), "below max_length = 6"),
     ):
-        refused(call, text)
+        refused(call, message)

@@ -27,29 +27,29 @@ BASELINE = ph.CoRelNetConfig(*IMAGES, dim=16)
 def test_softmax_heads_as_large_as_dual_ones():
     target = parameters(DUAL)
     assert parameters(SOFTMAX) < 0.99 * target
-    found = match(SOFTMAX, target, field="hidden")
-    assert found == replace(SOFTMAX, feedforward=found.feedforward)
-    assert ph.Transformer(found).config == found
-    others = [replace(found, feedforward=ph.Swiglu(found.feedforward.hidden + step)) for step in (-1, 1)]
-    assert all(abs(parameters(found) - target) <= abs(parameters(other) - target) for other in others)
+    matched = match(SOFTMAX, target, field="hidden")
+    assert matched == replace(SOFTMAX, feedforward=matched.feedforward)
+    assert ph.Transformer(matched).config == matched
+    others = [replace(matched, feedforward=ph.Swiglu(matched.feedforward.hidden + step)) for step in (-1, 1)]
+    assert all(abs(parameters(matched) - target) <= abs(parameters(other) - target) for other in others)
 
 
 def test_an_encoder_grows_with_its_decoder():
     model = replace(SOFTMAX, causal=True, encoder=replace(SOFTMAX, outputs=ph.Logits(30)))
     target = parameters(DUAL) + parameters(SOFTMAX)
-    found = match(model, target, field="hidden")
-    assert found.feedforward == found.encoder.feedforward
-    assert abs(parameters(found) / target - 1) < 0.01
+    matched = match(model, target, field="hidden")
+    assert matched.feedforward == matched.encoder.feedforward
+    assert abs(parameters(matched) / target - 1) < 0.01
 
 
 def test_mistakes_are_one_line(monkeypatch):
-    for model, target, field, text in (
+    for model, target, field, message in (
         (BASELINE, 10, "dim", "no dim gives 10 parameters within 1.0%: dim 1 has"),
         (SOFTMAX, 10, "hidden", "no hidden gives 10 parameters within 1.0%: hidden 1 has"),
         (SOFTMAX, 10, "layers", "field must be \"hidden\" but is 'layers'"),
         (BASELINE, 20_000, "softmax", "CoRelNetConfig has no integer 'softmax'"),
     ):
-        refused(functools.partial(match, model, target, field=field), f"^match: {text}")
+        refused(functools.partial(match, model, target, field=field), f"^match: {message}")
     assert set(NETWORKS) <= set(typing.get_args(Model))
     monkeypatch.delitem(NETWORKS, ph.TransformerConfig)
     refused(lambda: build(DUAL), r"build: a model was wanted (.*) but a TransformerConfig came")

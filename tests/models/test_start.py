@@ -13,8 +13,8 @@ V = 256
 def start(ends, dim, layers, preset):
     """The mean loss over all tokens that may follow."""
     torch.manual_seed(0)
-    how = {"feedforward": ph.Swiglu(64), "positions": ph.Rotary(), "causal": True, "init": preset}
-    config = ph.TransformerConfig(*ends, dim=dim, layers=layers, heads=ph.Softmax(8), **how)
+    options = {"feedforward": ph.Swiglu(64), "positions": ph.Rotary(), "causal": True, "init": preset}
+    config = ph.TransformerConfig(*ends, dim=dim, layers=layers, heads=ph.Softmax(8), **options)
     with torch.no_grad():
         logits = ph.Transformer(config)(torch.randint(V, (2, 16)))
     return (logits.logsumexp(-1) - logits.mean(-1)).mean().item()

@@ -48,8 +48,8 @@ def test_copies_compute_the_same(name):
     assigned = ph.Transformer(settings, device="meta", dtype=torch.float64)
     assert all(p.is_meta and p.dtype == torch.float64 for p in assigned.parameters())
     assigned.load_state_dict(model.state_dict(), assign=True)
-    for each in (model, copied, loaded, assigned):
-        assert torch.equal(each.eval()(x), model(x))
+    for same in (model, copied, loaded, assigned):
+        assert torch.equal(same.eval()(x), model(x))
     assert parameters(settings) == sum(p.numel() for p in model.parameters())
     assert not torch.equal(copied.train()(x), model(x))
 
@@ -62,8 +62,8 @@ def test_the_tail_is_the_end_of_the_whole(name, causal):
     mask[1, 2:4] = False
     for tail in (1, 3, 7):
         same_with_gradients(model(x, mask=mask, tail=tail), model(x, mask=mask)[:, -tail:], model.parameters())
-    where = torch.arange(7)[None] * 2
-    assert_close(model(x, positions=where, tail=2), model(x, positions=where)[:, -2:])
+    positions = torch.arange(7)[None] * 2
+    assert_close(model(x, positions=positions, tail=2), model(x, positions=positions)[:, -2:])
 
 
 def test_initialisation_presets():
@@ -86,7 +86,7 @@ def test_initialisation_presets():
 def test_mistakes_are_one_line():
     model, x = build(BASE), inputs_of(BASE)
     vectors, rotary = build(MODELS["vectors"]), build(replace(BASE, positions=ph.Rotary()))
-    for call, text in (
+    for call, message in (
         (lambda: model(torch.randn(2, 3)), r"^Transformer: inputs \(b t\) must be of an integer dtype but is torch"),
         (lambda: vectors(torch.randn(2, 3, 4)), r"inputs \(b t 5\) were wanted but \(2, 3, 4\)"),
         (lambda: model(x, mask=torch.ones(2, 7)), "Transformer: mask must be boolean, True where attention is allowed"),
@@ -98,11 +98,11 @@ def test_mistakes_are_one_line():
         (lambda: build(replace(BASE, outputs=ph.Logits(7, tied=True))), r"tied logits need Tokens\(7\)"),
         (lambda: rotary(torch.zeros(1, 25, dtype=torch.long)), "25 positions but max_length is 24"),
     ):
-        refused(call, text)
+        refused(call, message)
 
 
 @pytest.mark.parametrize(
-    ("sees", "blind"),
+    ("changes", "blind"),
     [
         ({"positions": ph.Learned()}, False),
         ({"causal": True}, False),
@@ -112,12 +112,12 @@ def test_mistakes_are_one_line():
         ({}, True),
     ],
 )
-def test_a_model_that_is_blind_to_order_warns(sees, blind):
-    settings = ph.TransformerConfig(**{"inputs": ph.Tokens(9), "outputs": ph.Logits(9), "dim": 16} | sees)
-    with warnings.catch_warnings(record=True) as said:
+def test_a_model_that_is_blind_to_order_warns(changes, blind):
+    settings = ph.TransformerConfig(**{"inputs": ph.Tokens(9), "outputs": ph.Logits(9), "dim": 16} | changes)
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = ph.Transformer(settings).eval()
-    assert [one.category for one in said] == [BlindToOrder] * blind
+    assert [warning.category for warning in caught] == [BlindToOrder] * blind
     if isinstance(settings.inputs, ph.Tokens):  # as the warning claims
         x, order = torch.arange(1, 7)[None], torch.tensor([3, 0, 5, 1, 4, 2])
         assert torch.allclose(model(x)[:, order], model(x[:, order]), atol=1e-5) == blind

@@ -21,7 +21,7 @@ def make(name, **options):
 
 
 def padded(lengths=LENGTHS):
-    """Tokens, of which some are padding, which are real, and the place of each among the real ones of its row."""
+    """Tokens, of which some are padding; which are real; the position of each among the real ones of its row."""
     x = torch.randint(12, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(1))
     real = torch.arange(max(lengths)) >= max(lengths) - torch.tensor(lengths)[:, None]
     return x, real, (real.cumsum(1) - 1).clamp(min=0)
@@ -33,19 +33,19 @@ def compare(model, logits, x, real):
         assert_close(row[here], model(tokens[here][None])[0], atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("heads", "positions"), zoo.turns([*MODELS], [*zoo.POSITIONS])[::3])
+@pytest.mark.parametrize(("heads", "encoding"), zoo.turns([*MODELS], [*zoo.POSITIONS])[::3])
 @torch.no_grad()
-def test_padded_rows_equal_single_ones(heads, positions):
-    model = make(heads, positions=zoo.POSITIONS[positions])
-    x, real, places = padded()
-    whole = model(x, mask=real, positions=places)
-    compare(model, whole, x, real)
-    assert_close(model(x, mask=real, positions=places, tail=2), whole[:, -2:])
+def test_padded_rows_equal_single_ones(heads, encoding):
+    model = make(heads, positions=zoo.POSITIONS[encoding])
+    x, real, positions = padded()
+    logits = model(x, mask=real, positions=positions)
+    compare(model, logits, x, real)
+    assert_close(model(x, mask=real, positions=positions, tail=2), logits[:, -2:])
     cache, parts = Cache(2), []
     for first, last in ((0, 2), (2, 6), (6, 7), (7, 9)):  # the row of one token is padding in three of these
         here = slice(first, last)
         mask = None if real[:, here].all() else real[:, here]
-        parts.append(model(x[:, here], mask=mask, positions=places[:, here], cache=cache))
+        parts.append(model(x[:, here], mask=mask, positions=positions[:, here], cache=cache))
     compare(model, torch.cat(parts, 1), x, real)
 
 
@@ -58,12 +58,12 @@ ENDS = ph.Tokens(12), ph.Logits(12)
 @torch.no_grad()
 def test_decoding_is_exact_and_its_memory_bounded(name, window):
     model, x = zoo.make_model(replace(WINDOWS[name], window=window)), torch.randint(12, (2, 24))
-    whole, cache, parts, sizes = model(x), Cache(2), [], []
+    expected, cache, parts, sizes = model(x), Cache(2), [], []
     for first, last in ((0, 9), *((i, i + 1) for i in range(9, 20)), (20, 24)):
         parts.append(model(x[:, first:last], cache=cache))
         sizes.append(cache.nbytes)
         assert cache.length == last
-    assert_close(torch.cat(parts, 1), whole, atol=1e-10, rtol=1e-10)
+    assert_close(torch.cat(parts, 1), expected, atol=1e-10, rtol=1e-10)
     assert len(set(sizes)) == 1
-    held = {cache[0].length - cache[0].gone, cache[1].length - cache[1].gone}
-    assert held == {window - 1}
+    stored = {cache[0].length - cache[0].gone, cache[1].length - cache[1].gone}
+    assert stored == {window - 1}

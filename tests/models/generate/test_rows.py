@@ -1,6 +1,7 @@
 """Tokens for many prompts equal those of single prompts, of decoding without a cache, and of the logits."""
 
 import functools
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -49,28 +50,28 @@ def source_of(model, rows=(0, 1, 2)):
 @torch.no_grad()
 def test_tokens_depend_neither_on_the_cache_nor_on_other_rows(name):
     model = make(VARIANTS[name])
-    given = source_of(model)
-    likeliest = generate(model, PROMPTS, steps=6, temperature=0.0, **given)
-    assert likeliest == generate(model, PROMPTS, steps=6, temperature=0.0, use_cache=False, **given)
-    whole = torch.tensor([PROMPTS[2] + likeliest[2]])
-    assert model(whole, **source_of(model, [2]))[0, 2:-1].argmax(-1).tolist() == likeliest[2]
-    said = generate(model, PROMPTS, steps=6, generator=seeded(), **SAMPLED, **given)
-    assert said == generate(model, PROMPTS, steps=6, generator=seeded(), use_cache=False, **SAMPLED, **given)
+    source = source_of(model)
+    likeliest = generate(model, PROMPTS, steps=6, temperature=0.0, **source)
+    assert likeliest == generate(model, PROMPTS, steps=6, temperature=0.0, use_cache=False, **source)
+    sequence = torch.tensor([PROMPTS[2] + likeliest[2]])
+    assert model(sequence, **source_of(model, [2]))[0, 2:-1].argmax(-1).tolist() == likeliest[2]
+    sampled = generate(model, PROMPTS, steps=6, generator=seeded(), **SAMPLED, **source)
+    assert sampled == generate(model, PROMPTS, steps=6, generator=seeded(), use_cache=False, **SAMPLED, **source)
     others = [PROMPTS[1], PROMPTS[1], PROMPTS[2]]
-    assert said[1:] == generate(model, others, steps=6, generator=seeded(), **SAMPLED, **given)[1:]
-    assert [len(row) for row in said] == [6, 6, 6]
-    assert len({token for row in said for token in row}) > 3
+    assert sampled[1:] == generate(model, others, steps=6, generator=seeded(), **SAMPLED, **source)[1:]
+    assert [len(row) for row in sampled] == [6, 6, 6]
+    assert len({token for row in sampled for token in row}) > 3
 
 
 @torch.no_grad()
 def test_tokens_are_drawn_from_the_logits_of_all_before():
     model = make(replace(BASE, heads=ph.Softmax(4, kv_heads=2), positions=ph.Rotary(), qk_norm=True))
-    said = generate(model, PROMPTS, steps=6, generator=seeded(4), **SAMPLED)
+    sampled = generate(model, PROMPTS, steps=6, generator=seeded(4), **SAMPLED)
     draws, choice = row_draws(3, 6, seeded(4)), SamplingOptions(**SAMPLED)
-    for row, prompt, own in zip(said, PROMPTS, draws, strict=True):
+    for row, prompt, uniforms in zip(sampled, PROMPTS, draws, strict=True):
         for i in range(6):
             logits = model(torch.tensor([prompt + row[:i]]))[:, -1]
-            assert choice(logits, own[i : i + 1]).tolist() == row[i : i + 1]
+            assert choice(logits, uniforms[i : i + 1]).tolist() == row[i : i + 1]
 
 
 def test_seeds_decide_and_fewer_steps_are_a_beginning():
@@ -88,29 +89,29 @@ def test_seeds_decide_and_fewer_steps_are_a_beginning():
 @pytest.mark.parametrize("settings", [BASE, DUAL], ids=["decoder", "encoder"])
 def test_rows_stop_for_themselves_and_all_together(settings):
     model = make(settings)
-    given = source_of(model)
-    free = generate(model, PROMPTS, steps=12, generator=seeded(), **given)
+    source = source_of(model)
+    free = generate(model, PROMPTS, steps=12, generator=seeded(), **source)
     stops = (free[0][3], free[2][6])
-    wanted = [row[: min((i for i, token in enumerate(row) if token in stops), default=12)] for row in free]
-    assert len({len(row) for row in wanted}) > 1
+    expected = [list(itertools.takewhile(lambda token: token not in stops, row)) for row in free]
+    assert len({len(row) for row in expected}) > 1
     for use_cache in (True, False):
-        how = {"generator": seeded(), "stop": stops, "use_cache": use_cache}
-        assert generate(model, PROMPTS, steps=12, **how, **given) == wanted
-    steps = list(stream(model, PROMPTS, steps=12, generator=seeded(), stop=stops, **given))
-    assert len(steps) == min(max(len(row) for row in wanted) + 1, 12)
-    for i, row in enumerate(wanted):
-        assert [said[i] for said in steps] == row + [None] * (len(steps) - len(row))
-    alone = generate(model, PROMPTS[:1], steps=12, generator=seeded(), stop=free[0][0], **source_of(model, [0]))
-    assert alone == [[]]
+        options = {"generator": seeded(), "stop": stops, "use_cache": use_cache}
+        assert generate(model, PROMPTS, steps=12, **options, **source) == expected
+    steps = list(stream(model, PROMPTS, steps=12, generator=seeded(), stop=stops, **source))
+    assert len(steps) == min(max(len(row) for row in expected) + 1, 12)
+    for i, row in enumerate(expected):
+        assert [step[i] for step in steps] == row + [None] * (len(steps) - len(row))
+    output = generate(model, PROMPTS[:1], steps=12, generator=seeded(), stop=free[0][0], **source_of(model, [0]))
+    assert output == [[]]
 
 
 def test_a_cached_step_reads_its_own_token_only():
     model = make(DUAL)
-    seen, encoded = [], []
-    model.blocks[0].attention.register_forward_pre_hook(lambda module, args: seen.append(args[0].shape[1]))
+    decoded, encoded = [], []
+    model.blocks[0].attention.register_forward_pre_hook(lambda module, args: decoded.append(args[0].shape[1]))
     model.encoder.register_forward_pre_hook(lambda module, args: encoded.append(args[0].shape[1]))
     generate(model, PROMPTS, steps=4, **source_of(model))
-    assert (seen, encoded) == ([7, 1, 1, 1], [5])
+    assert (decoded, encoded) == ([7, 1, 1, 1], [5])
 
 
 @pytest.mark.parametrize(
@@ -131,20 +132,22 @@ def test_the_longest_context_is_max_length(changes):
 
 def test_mistakes_are_one_line_before_the_first_step():
     model, both = make(BASE), make(VARIANTS["encoder"])
-    vectors, wide, seeing = ({"inputs": ph.Vectors(3)}, {"outputs": ph.Logits(13)}, {"causal": False})
-    for call, text in (
+    vectors, wide, bidirectional = ({"inputs": ph.Vectors(3)}, {"outputs": ph.Logits(13)}, {"causal": False})
+    for call, message in (
         (lambda: stream(model, [], steps=1), "no prompt came: each needs at least one token"),
         (lambda: stream(model, [[1], []], steps=1), "an empty prompt came"),
         (lambda: stream(model, [[1, 12]], steps=1), "tokens must be 0 to 11 but 12 came"),
         (lambda: stream(model, [[1]], steps=1, top_p=2.0), "top_p must be above 0"),
         (lambda: stream(model, [[1]], steps=0), "steps must be at least 1 but is 0"),
         (lambda: stream(both, [[1]], steps=1), "the model has an encoder, so it wants a source"),
-        (lambda: stream(make(replace(BASE, **seeing)), [[1]], steps=1), "a causal model between Tokens"),
+        (lambda: stream(make(replace(BASE, **bidirectional)), [[1]], steps=1), "a causal model between Tokens"),
         (lambda: stream(make(replace(BASE, **vectors)), [[1]], steps=1), "a causal model between Tokens"),
         (lambda: stream(make(replace(BASE, **wide)), [[1]], steps=1), "the model knows 12 tokens but gives"),
     ):
-        refused(call, f"^generate: {text}")
+        refused(call, f"^generate: {message}")
     refused(lambda: stream(model, [[1]], steps=1, source=torch.zeros(1, 1).long()), "it has no encoder")
-    for settings, layers in ((BASE, 3), (replace(BASE, **seeing), 1)):
-        text = rf"a cache of 1 layers and causal=True go together but {layers} layers and causal={settings.causal} came"
-        refused(functools.partial(make(settings), torch.zeros(1, 1).long(), cache=Cache(layers)), text)
+    for settings, layers in ((BASE, 3), (replace(BASE, **bidirectional), 1)):
+        message = (
+            f"a cache of 1 layers and causal=True go together but {layers} layers and causal={settings.causal} came"
+        )
+        refused(functools.partial(make(settings), torch.zeros(1, 1).long(), cache=Cache(layers)), message)

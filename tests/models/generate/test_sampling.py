@@ -19,7 +19,7 @@ def chosen(choice, draws, logits=None):
 
 
 @pytest.mark.parametrize(
-    ("how", "wanted"),
+    ("options", "expected"),
     [
         ({}, [0.1, 0.4, 0.2, 0.3]),
         ({"temperature": 0.5}, [1 / 30, 16 / 30, 4 / 30, 9 / 30]),
@@ -31,9 +31,9 @@ def chosen(choice, draws, logits=None):
         ({"temperature": 0.5, "top_k": 3, "top_p": 0.6}, [0, 16 / 25, 0, 9 / 25]),
     ],
 )
-def test_probabilities_by_hand(how, wanted):
-    given = SamplingOptions(**how).probabilities(P.log()[None] + 3.0)[0]
-    assert_close(given, torch.tensor(wanted, dtype=F64))
+def test_probabilities_by_hand(options, expected):
+    actual = SamplingOptions(**options).probabilities(P.log()[None] + 3.0)[0]
+    assert_close(actual, torch.tensor(expected, dtype=F64))
 
 
 def test_a_draw_takes_the_token_whose_share_it_falls_into():
@@ -59,12 +59,12 @@ def test_streams_of_rows():
 
 
 def test_mistakes_are_one_line():
-    for how, text in (
+    for options, message in (
         ({"temperature": math.nan}, "temperature must be at least 0 but is nan"),
         ({"top_k": 0}, "top_k must be at least 1, or None, but is 0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, or None, but is 1.5"),
     ):
-        refused(lambda how=how: SamplingOptions(**how), f"generate: {text}")
+        refused(lambda options=options: SamplingOptions(**options), f"generate: {message}")
     for temperature, bad in ((0.0, math.nan), (1.0, math.inf)):
         call = SamplingOptions(temperature=temperature)
         with pytest.raises(ValueError, match="generate: the model's logits are not finite numbers"):

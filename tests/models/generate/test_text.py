@@ -41,12 +41,13 @@ def saying(monkeypatch):
     def pieces(codec, rows, prompts, stop=()):
         steps = max(map(len, rows))
 
-        def says(model, tokens, *, steps, stop, **how):
+        def says(model, tokens, *, steps, stop, **options):
             assert tokens == [codec.encode(prompt) or [codec.end] for prompt in prompts]
             ended = [False] * len(rows)
-            for said in itertools.islice(itertools.zip_longest(*rows), steps):
-                ended = [over or token is None or token in stop for over, token in zip(ended, said, strict=True)]
-                yield [None if over else token for over, token in zip(ended, said, strict=True)]
+            for step in itertools.islice(itertools.zip_longest(*rows), steps):
+                for i, token in enumerate(step):
+                    ended[i] = ended[i] or token is None or token in stop
+                yield [None if ended[i] else token for i, token in enumerate(step)]
 
         monkeypatch.setattr(module, "stream", says)
         return list(stream_text(model_of(codec.count), codec, prompts, steps=steps, stop=stop))
@@ -73,7 +74,7 @@ def test_tokens_are_read_with_those_before_them(saying):
 
 def test_stop_strings_end_a_row_wherever_tokens_cut_them(saying):
     text = "ab\ncd\n\nef"
-    for stop, wanted in (
+    for stop, expected in (
         ("\n\n", "ab\ncd"),
         (["\n\n", "cd"], "ab\n"),
         (["b\ncd\n", "\n"], "ab"),  # which is complete first
@@ -84,7 +85,7 @@ def test_stop_strings_end_a_row_wherever_tokens_cut_them(saying):
         ("a", ""),
     ):
         pieces = saying(Bytes(), [list(text.encode())], ["x"], stop)
-        assert joined(pieces) == [wanted], stop
+        assert joined(pieces) == [expected], stop
     assert [piece for (piece,) in saying(Bytes(), [list(text.encode())], ["x"], "\n\n")] == [
         *("a", "b", "", "\nc", "d", "", "")
     ]
@@ -101,24 +102,24 @@ def test_rows_end_each_for_itself(saying):
 
 
 def test_it_is_the_text_of_the_tokens():
-    model, codec, how = model_of(256), Bytes(), {"steps": 12, "top_k": 40}
+    model, codec, options = model_of(256), Bytes(), {"steps": 12, "top_k": 40}
     prompts = ["def f(", "né"]
     tokens = generate(
-        model, [codec.encode(p) for p in prompts], stop=0, generator=torch.Generator().manual_seed(1), **how
+        model, [codec.encode(p) for p in prompts], stop=0, generator=torch.Generator().manual_seed(1), **options
     )
-    given = generate_text(model, codec, prompts, generator=torch.Generator().manual_seed(1), **how)
-    assert given == [codec.decode(row) for row in tokens]
-    stop = given[1][7:9]
-    stopped = generate_text(model, codec, prompts, generator=torch.Generator().manual_seed(1), stop=stop, **how)
-    assert stopped == [text.partition(stop)[0] for text in given]
+    texts = generate_text(model, codec, prompts, generator=torch.Generator().manual_seed(1), **options)
+    assert texts == [codec.decode(row) for row in tokens]
+    stop = texts[1][7:9]
+    stopped = generate_text(model, codec, prompts, generator=torch.Generator().manual_seed(1), stop=stop, **options)
+    assert stopped == [text.partition(stop)[0] for text in texts]
 
 
 def test_mistakes_are_one_line():
     model, codec = model_of(256), Bytes()
-    for call, text in (
+    for call, message in (
         (lambda: stream_text(model, Words(), ["a"], steps=1), "the tokenizer has 6 tokens but the model .* for 256"),
         (lambda: stream_text(model, codec, ["a"], steps=1, stop=["a", ""]), "a stop string must not be empty"),
         (lambda: stream_text(model, codec, "ab", steps=1), "prompts must be a list of texts but one text came"),
         (lambda: stream_text(model_of(6), Words(), ["a", ""], steps=1), "a prompt is empty, and the tokenizer has"),
     ):
-        refused(call, f"^generate: {text}")
+        refused(call, f"^generate: {message}")
