@@ -1,6 +1,5 @@
 """The documents are right: Python blocks run, links lead somewhere."""
 
-import contextlib
 import re
 import runpy
 import shlex
@@ -12,6 +11,8 @@ from scripts import DOCUMENTS, ROOT, short_name
 
 from polyhead import extensions
 from polyhead.cli import main
+from polyhead.cli.dispatch import VERBS
+from polyhead.papers.recipes import STUDIES
 
 EXTRAS = ("wandb", "diffusers", "timm", "torchvision", "lm_eval")
 """Packages that pages name and the suite does without."""
@@ -77,13 +78,17 @@ def test_commands_on_pages_are_understood(command, tmp_path, monkeypatch, capsys
     monkeypatch.chdir(tmp_path)
     words = shlex.split(command, comments=True)
     verb = words[0]
+    assert verb in VERBS
     if verb == "train":
         assert main([*words, "--print"]) in (0, None), capsys.readouterr().err
         return
     for topic in ([], [verb], words[:2]):
-        with contextlib.suppress(SystemExit):
-            main([*topic, "--help"])
+        assert main([*topic, "--help"]) == 0
     explained = capsys.readouterr().out
+    if verb == "list":
+        assert words[1] in explained
+    if verb == "reproduce":
+        assert words[1] in STUDIES
     for word in words:
         if word.startswith("--") and not word.startswith("--model.heads"):
             assert word.replace("_", "-") in explained, word
