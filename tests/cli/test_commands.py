@@ -25,7 +25,7 @@ def recipe(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     baselines = ph.tasks.FuzzyLogic.baselines
     monkeypatch.setattr(
-        ph.tasks.FuzzyLogic, "baselines", lambda *args, **more: baselines(*args, **{**more, "sequences": 50})
+        ph.tasks.FuzzyLogic, "baselines", lambda *args, **options: baselines(*args, **{**options, "sequences": 50})
     )
     monkeypatch.setitem(recipes.RECIPES, "small", small)
     monkeypatch.setitem(recipes.RECIPES, "pair", lambda: [small("a-0"), small("a-1", seed=1)])
@@ -41,9 +41,9 @@ def test_the_overview_names_every_command(capsys):
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_command_has_help_with_an_example(capsys, verb):
-    text = ask(capsys, f"{verb} --help")
-    assert f"usage: polyhead {verb}" in text
-    assert f"examples:\n  polyhead {verb}" in text
+    printed = ask(capsys, f"{verb} --help")
+    assert f"usage: polyhead {verb}" in printed
+    assert f"examples:\n  polyhead {verb}" in printed
 
 
 def test_help_begins_without_torch():
@@ -64,16 +64,16 @@ def test_help_begins_without_torch():
     ],
 )
 def test_lists(capsys, kind, words):
-    text = " ".join(ask(capsys, f"list {kind}").replace("│", " ").split())
-    assert [word for word in words if word not in text] == []
+    printed = " ".join(ask(capsys, f"list {kind}").replace("│", " ").split())
+    assert [word for word in words if word not in printed] == []
 
 
 # ---------------------------------------------------------------------------------------------------------------- verbs
 @pytest.mark.usefixtures("recipe")
 def test_train_changes_any_field(capsys, tmp_path):
-    fields = "--model.dim 16 --model.heads.0.act silu --model.causal --train.lr 3e-4 --train.clip 1"
-    fields += " --train.evaluate novel --task.held-out 0.7 --threads 1 --device cpu --deterministic"
-    text = ask(capsys, f"train small --seed 5 {fields}")
+    options = "--model.dim 16 --model.heads.0.act silu --model.causal --train.lr 3e-4 --train.clip 1"
+    options += " --train.evaluate novel --task.held-out 0.7 --threads 1 --device cpu --deterministic"
+    printed = ask(capsys, f"train small --seed 5 {options}")
     (folder,) = (path.parent for path in tmp_path.rglob("result.json"))
     run = read_config(folder)
     assert folder == tmp_path / "runs" / f"small-{ph.digest(run)}"
@@ -83,8 +83,8 @@ def test_train_changes_any_field(capsys, tmp_path):
     expected = replace(default, seed=5, task=replace(default.task, held_out=0.7), model=model, train=train)
     assert ph.digest(run) == ph.digest(expected)
     assert (run.device, run.deterministic, run.threads) == ("cpu", True, 1)
-    assert "novel" in text
-    assert "4 steps" in text
+    assert "novel" in printed
+    assert "4 steps" in printed
 
 
 @pytest.mark.parametrize(
@@ -122,8 +122,8 @@ def test_a_recipe_of_several_runs_is_a_sweep_and_a_seed_moves_their_seeds(capsys
         return [ph.train.run(replace(run, folder=f"{folder}/{run.name}"), progress=False) for run in runs]
 
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", sweep)
-    text = ask(capsys, f"train pair --threads 1 {words}")
-    assert all(f"a-{seed}: 4 steps" in text for seed in seeds)
+    printed = ask(capsys, f"train pair --threads 1 {words}")
+    assert all(f"a-{seed}: 4 steps" in printed for seed in seeds)
 
 
 @pytest.mark.usefixtures("recipe")
@@ -131,13 +131,13 @@ def test_eval_scores_splits_beside_their_baselines_and_changes_nothing(capsys):
     ph.train.run(small(folder="here", threads=1, seed=3), progress=False)
     before = {path.name: path.read_bytes() for path in pathlib.Path("here").iterdir()}
     command = "eval here --batches 1 --batch-size 2 --splits iid compositional --device cpu"
-    text = ask(capsys, command)
+    printed = ask(capsys, command)
     scores = read_result("here").scores["compositional"]
-    assert f"{scores['r2']:.3f} ± {scores['r2_se']:.3f}" in text
-    assert all(name in text for name in ("context mean", "gaussian process", "ceiling"))
-    assert ask(capsys, command) == text
-    assert ask(capsys, f"{command} --checkpoint 2") != text
-    assert ask(capsys, f"{command} --seed 9") != text
+    assert f"{scores['r2']:.3f} ± {scores['r2_se']:.3f}" in printed
+    assert all(name in printed for name in ("context mean", "gaussian process", "ceiling"))
+    assert ask(capsys, command) == printed
+    assert ask(capsys, f"{command} --checkpoint 2") != printed
+    assert ask(capsys, f"{command} --seed 9") != printed
     assert {path.name: path.read_bytes() for path in pathlib.Path("here").iterdir()} == before
 
 
@@ -159,10 +159,10 @@ def test_report_writes_a_page_of_the_runs(capsys, monkeypatch):
 
 @pytest.mark.usefixtures("recipe")
 def test_resume_finishes(capsys, tmp_path):
-    done = ph.train.run(small(folder="here", threads=1, deterministic=True), progress=False)
+    result = ph.train.run(small(folder="here", threads=1, deterministic=True), progress=False)
     (tmp_path / "here" / "result.json").unlink()
     assert "small: 4 steps" in ask(capsys, "resume here --device cpu")
-    assert read_result("here").scores == done.scores
+    assert read_result("here").scores == result.scores
     assert read_config("here").deterministic
 
 
@@ -172,6 +172,6 @@ def test_scores_are_shown_where_baselines_cannot_be_computed(capsys, monkeypatch
 
     monkeypatch.setattr(ph.tasks.FuzzyLogic, "baselines", refuse)
     cli_train.write_scores(small(), {"a": {"iid": {"r2": 0.5, "r2_se": 0.125}}})
-    text = capsys.readouterr().out
-    assert "0.500 ± 0.125" in text
-    assert text.endswith("No baselines and ceiling: baselines: too many\n")
+    printed = capsys.readouterr().out
+    assert "0.500 ± 0.125" in printed
+    assert printed.endswith("No baselines and ceiling: baselines: too many\n")

@@ -32,24 +32,24 @@ def test_the_board_draws_a_bar_for_each_score_between_guessing_and_one():
 
 
 @pytest.fixture
-def begun(monkeypatch):
+def initialisers(monkeypatch):
     """The race in threads: what its worker processes would begin with."""
     calls = []
 
-    def pool(workers, context, *begin):
-        calls.append(begin)
+    def pool(workers, context, *initialiser):
+        calls.append(initialiser)
         return ThreadPoolExecutor(workers)
 
     monkeypatch.setattr(cli_demo, "ProcessPoolExecutor", pool)
     return calls
 
 
-def test_the_race_gathers_what_its_workers_send_and_ctrl_c_ends_them(begun, monkeypatch, capsys):
+def test_the_race_gathers_what_its_workers_send_and_ctrl_c_ends_them(initialisers, monkeypatch, capsys):
     monkeypatch.setattr(demo, "race", lambda racer, seed: [(0, 0.5), (25, 0.75)])
     curves = cli_demo.run_race(num_seeds=2, num_workers=1)
     assert curves == {racer: {"0": [(0, 0.5), (25, 0.75)], "1": [(0, 0.5), (25, 0.75)]} for racer in demo.RACERS}
     assert capsys.readouterr().err.endswith("0.75 to 0.75\n")
-    assert begun == [(signal.signal, (signal.SIGINT, signal.SIG_DFL))]
+    assert initialisers == [(signal.signal, (signal.SIGINT, signal.SIG_DFL))]
     cli_demo.print_scores(curves, SCORES)
     assert capsys.readouterr().out.count("0.850") == len(SCORES)
 

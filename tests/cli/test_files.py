@@ -16,20 +16,20 @@ def test_what_is_printed_is_the_run(tmp_path, monkeypatch, capsys):
     assert main(["train", "fuzzy-hyla", "--train.lr", "2e-3", "--model.heads", "softmax:4,hyla", "--print"]) == 0
     pathlib.Path("mine.yaml").write_text(capsys.readouterr().out, encoding="utf-8")
     (run,), _ = configure("train", "mine.yaml", [[]])
-    (wanted,), _ = configure("train", "fuzzy-hyla", [["--train.lr", "2e-3"]], None, ["softmax:4,hyla"])
-    assert run == wanted
+    (expected,), _ = configure("train", "fuzzy-hyla", [["--train.lr", "2e-3"]], None, ["softmax:4,hyla"])
+    assert run == expected
     assert run.model.heads == (ph.Softmax(4), ph.Hyla(8))
     assert not list(tmp_path.glob("runs*"))
 
 
 def test_a_file_says_what_differs_of_a_recipe_or_another_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    text = {
+    changes = {
         "recipe": "other.yaml",
         "model": {"heads": "softmax:2+hyla:2", "feedforward": {"kind": "Swiglu"}},
         "train": {"lr": "2e-3", "evaluate": ["iid"]},
     }
-    pathlib.Path("mine.yaml").write_text(yaml.safe_dump(text))
+    pathlib.Path("mine.yaml").write_text(yaml.safe_dump(changes))
     pathlib.Path("other.yaml").write_text("recipe: fuzzy-hyla\ntrain: {lr: 1.0e-3, warmup: 9}\n")
     (run,), _ = configure("train", "mine.yaml", [["--train.steps", "7"]])
     base = recipes.RECIPES["fuzzy-hyla"]()
@@ -52,7 +52,8 @@ def test_a_file_and_the_command_line_mean_the_same(tmp_path, monkeypatch, recipe
     monkeypatch.chdir(tmp_path)
     pathlib.Path("mine.yaml").write_text(f"recipe: {recipe}\ntask: {{{field}: {value}}}\n")
     (run,), _ = configure("train", "mine.yaml", [[]])
-    (wanted,), _ = configure("train", recipe, [[f"--task.{field}", str(value)]])
-    assert run == wanted
+    (expected,), _ = configure("train", recipe, [[f"--task.{field}", str(value)]])
+    assert run == expected
+    assert getattr(run.task, field) == value
     pathlib.Path("mine.yaml").write_text(f"recipe: {recipe}\ntask: {{{field}: {value}}}\nmodel: {{max_length: 99}}\n")
     assert configure("train", "mine.yaml", [[]])[0][0].model.max_length == 99

@@ -41,20 +41,19 @@ def ask(capfdbinary, *arguments):
     return code, out.decode(), err.decode()
 
 
-def said(folder, prompts, **how):
+def generated(folder, prompts, *, seed, **options):
     _, model = load_model(folder)
-    return texts.generate_text(model, Bytes(), prompts, generator=torch.Generator().manual_seed(how.pop("seed")), **how)
+    return texts.generate_text(model, Bytes(), prompts, generator=torch.Generator().manual_seed(seed), **options)
 
 
 def test_it_writes_what_the_model_says(folder, capfdbinary, monkeypatch):
-    (text,) = said(folder, ["def "], steps=20, temperature=0.8, seed=0)
+    (text,) = generated(folder, ["def "], steps=20, temperature=0.8, seed=0)
     assert ask(capfdbinary, folder, "--prompt", "def ", "--steps", 20) == (0, f"def {text}\n", "")
     code, out, err = ask(capfdbinary, folder, "--prompt", "def ", "--steps", 20, "--json")
     assert (code, err) == (0, "")
     assert json.loads(out) == {"run": str(folder), "prompt": "def ", "text": text}
-    how = {"steps": 20, "temperature": 1.5, "top_k": 90, "top_p": 0.9, "seed": 4}
-    options = [word for name, value in how.items() for word in (f"--{name.replace('_', '-')}", value)]
-    (text,) = said(folder, ["né\n"], **how)
+    (text,) = generated(folder, ["né\n"], steps=20, temperature=1.5, top_k=90, top_p=0.9, seed=4)
+    options = ["--steps", 20, "--temperature", 1.5, "--top-k", 90, "--top-p", 0.9, "--seed", 4]
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("né\n".encode())))
     assert ask(capfdbinary, folder, "--prompt", "-", *options) == (0, f"né\n{text}\n", "")
     stop = text[5]
@@ -63,15 +62,15 @@ def test_it_writes_what_the_model_says(folder, capfdbinary, monkeypatch):
 
 
 def test_text_appears_as_it_comes_and_does_not_steer_a_terminal(monkeypatch, capsys):
-    seen = []
+    printed = []
 
     def pieces():
         for piece in ("a", "b", None):
             yield [piece]
-            seen.append(capsys.readouterr().out)
+            printed.append(capsys.readouterr().out)
 
     print_pieces(pieces(), "p:")
-    assert [*seen, capsys.readouterr().out] == ["p:a", "b", "", "\n"]
+    assert [*printed, capsys.readouterr().out] == ["p:a", "b", "", "\n"]
     print_pieces(iter([["a\x1b[2J\tb\r\n"]]), "")
     assert capsys.readouterr().out == "a\x1b[2J\tb\r\n\n"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
@@ -100,7 +99,7 @@ def test_mistakes_are_one_line(folder, capfdbinary, monkeypatch, tmp_path):
         (tmp_path / name).mkdir()
         ph.config.save(other, tmp_path / name / "config.json")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9")))
-    for arguments, text in (
+    for arguments, message in (
         ((folder, "--prompt", "-"), "the prompt must be UTF-8 (character 3 is not)"),
         ((folder, "--prompt", "caf\udce9"), "the prompt must be UTF-8 (character 3 is not)"),
         ((tmp_path / "fuzzy", "--prompt", "a"), "the run must train on text, but tiny learns fuzzy"),
@@ -111,7 +110,7 @@ def test_mistakes_are_one_line(folder, capfdbinary, monkeypatch, tmp_path):
         code, out, err = ask(capfdbinary, *arguments)
         assert (code, out) == (2, "")
         assert len(err.splitlines()) == 1
-        assert text in err
+        assert message in err
     other = Bytes()
     other.digest = "other"
     monkeypatch.setattr(Text, "codec", lambda self: other)

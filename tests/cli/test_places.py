@@ -48,7 +48,7 @@ def test_new_runs_need_a_folder_that_can_be_written(here, capsys, monkeypatch):
         "report fuzzy-hyla --out memory://page.html",
     ],
 )
-def test_a_url_is_no_folder_s3_of_this_one(here, capsys, command):
+def test_a_url_is_no_folder_of_this_machine(here, capsys, command):
     assert "a path of this machine, got the URL" in mistake(capsys, command)
     assert sorted(path.name for path in here.iterdir()) == ["file", "folder"]
 
@@ -72,9 +72,9 @@ def homeless(monkeypatch):
 
 def test_lists_need_no_home(homeless, capsys):
     assert cli.main(["list", "implementations", "--json"]) == 0
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     if library.enabled():
-        assert "this user has no home folder (set HOME or POLYHEAD_NATIVE_CACHE)" in said
+        assert "this user has no home folder (set HOME or POLYHEAD_NATIVE_CACHE)" in printed
     assert cli.main(["list", "models"]) == 0
 
 

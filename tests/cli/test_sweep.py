@@ -15,7 +15,7 @@ from polyhead.scale.sweep.engines import Resources
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path):
+def sweeps(monkeypatch, tmp_path):
     """What would be trained: (runs, folder, options)."""
     calls = []
     monkeypatch.chdir(tmp_path)
@@ -28,9 +28,9 @@ def sweep(words):
     return cli.main(["sweep", *shlex.split(words)])
 
 
-def test_a_grid_on_the_command_line(asked, capsys):
+def test_a_grid_on_the_command_line(sweeps, capsys):
     assert sweep("small --seed 0,1,2 --train.lr=1e-3,3e-3 --workers 2 --folder a,b") == 0
-    ((runs, folder, options),) = asked
+    ((runs, folder, options),) = sweeps
     assert {(run.seed, run.train.lr) for run in runs} == {(seed, lr) for seed in (0, 1, 2) for lr in (1e-3, 3e-3)}
     assert len({digest(run) for run in runs}) == 6
     assert (folder, options.workers) == ("a,b", 2)
@@ -39,34 +39,34 @@ def test_a_grid_on_the_command_line(asked, capsys):
     assert "0.003" in table
 
 
-def test_truth_values_in_a_grid(asked):
+def test_truth_values_in_a_grid(sweeps):
     assert sweep("small --name a=True --model.causal=True,False --model.final-norm True,None") == 0
-    ((runs, _, _),) = asked
+    ((runs, _, _),) = sweeps
     pairs = [(run.model.causal, run.model.final_norm) for run in runs]
     assert pairs == [(True, True), (True, None), (False, True), (False, None)]
 
 
-def test_a_figure_lies_where_reproduce_looks_for_it(asked, capsys, tmp_path):
+def test_a_figure_lies_where_reproduce_looks_for_it(sweeps, capsys, tmp_path):
     """To look at the table trains nothing."""
     assert sweep("fig-5c --scale=smoke --status") == 0
-    assert not asked
+    assert not sweeps
     assert capsys.readouterr().out.count("waiting") == len(STUDIES["fig-5c"]("smoke"))
     assert not list(tmp_path.iterdir())
     assert sweep("fig-5c --scale smoke") == 0
-    ((runs, folder, _),) = asked
+    ((runs, folder, _),) = sweeps
     assert [digest(run) for run in runs] == [digest(run) for run in STUDIES["fig-5c"]("smoke")]
     assert folder == "runs/reproduce/smoke"
 
 
-def test_where_and_how(monkeypatch, asked):
+def test_options_choose_the_engine_and_its_resources(monkeypatch, sweeps):
     calls = []
     monkeypatch.setattr(cli_sweep, "train_side_by_side", train_side_by_side)
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, folder, **options: calls.append(options) or [])
     assert sweep("small --seed 0,1") == 0
     assert sweep("small --seed 0,1 --ray 10.0.0.1:6379 --gpus 0.5 --cpus 2 --workers 3") == 0
     assert sweep("small --slurm --partition=gpu,long --account us --minutes 7 --memory 4 --again") == 0
-    here, ray, slurm = calls
-    assert here == {"engine": None, "workers": None, "again": False}
+    local, ray, slurm = calls
+    assert local == {"engine": None, "workers": None, "again": False}
     assert (ray["engine"].address, ray["engine"].resources) == ("10.0.0.1:6379", Resources(cpus=2, gpus=0.5))
     assert ray["workers"] == 3
     parameters = {"slurm_partition": "gpu,long", "slurm_account": "us", "timeout_min": 7, "mem_gb": 4.0}
@@ -74,7 +74,7 @@ def test_where_and_how(monkeypatch, asked):
     assert slurm["again"]
 
 
-def test_failures_make_the_exit_code(monkeypatch, asked, tmp_path, capsys):
+def test_failures_make_the_exit_code(monkeypatch, sweeps, tmp_path, capsys):
     failure = Failure("small", tmp_path, 1, "it broke")
     monkeypatch.setattr(cli_sweep, "train_side_by_side", lambda *_: [failure])
     assert sweep("small --seed 0,1") == 1

@@ -1,6 +1,7 @@
 """Tasks and recipes of users: registered, written to files and read again."""
 
 import dataclasses
+import functools
 import json
 import os
 import sys
@@ -18,7 +19,7 @@ EXAMPLE = ROOT / "examples" / "extension"
 
 
 @pytest.fixture
-def theirs(monkeypatch):
+def example(monkeypatch):
     """The modules of the example, imported as somebody's own."""
     monkeypatch.syspath_prepend(str(EXAMPLE / "src"))
     monkeypatch.setattr(extensions, "_ADDED", {sort: {} for sort in extensions.GROUPS})
@@ -37,9 +38,9 @@ def short(run, folder):
     return dataclasses.replace(run, train=train, folder=str(folder))
 
 
-def test_a_run_of_ones_own_task_is_written_and_read_back(theirs, tmp_path, monkeypatch):
+def test_a_run_of_ones_own_task_is_written_and_read_back(example, tmp_path, monkeypatch):
     """Where its module is not imported, this is said, and nothing is called damaged."""
-    run, path = short(theirs.recipes.parity_hyla(), tmp_path), tmp_path / "config.json"
+    run, path = short(example.recipes.parity_hyla(), tmp_path), tmp_path / "config.json"
     result = ph.train.run(run, progress=False)
     written = json.loads(path.read_text())
     assert written["task"]["kind"] == "parity_heads.task:Parity"
@@ -49,24 +50,25 @@ def test_a_run_of_ones_own_task_is_written_and_read_back(theirs, tmp_path, monke
     assert ph.train.run(run, progress=False) == result  # finished
     for name in [name for name in sys.modules if name.startswith("parity_heads")]:
         monkeypatch.delitem(sys.modules, name)
-    wanted = "config.json: task: parity_heads.task:Parity is not of this package; import parity_heads.task first"
-    with pytest.raises(ValueError, match=wanted):
+    message = "config.json: task: parity_heads.task:Parity is not of this package; import parity_heads.task first"
+    with pytest.raises(ValueError, match=message):
         read_config(tmp_path)
     monkeypatch.setenv("POLYHEAD_IMPORT", "parity_heads.task")
     run = read_config(tmp_path)
     assert run.task.bits == 8
-    path.write_text(before := path.read_text().replace("task:Parity", "task:Parities"))
+    renamed = path.read_text().replace("task:Parity", "task:Parities")
+    path.write_text(renamed)
     with pytest.raises(ValueError, match=r"parity_heads.task:Parities is not of this package"):
         read_config(tmp_path)
-    assert path.read_text() == before
+    assert path.read_text() == renamed
     assert not list(tmp_path.glob("*.damaged*"))
 
 
-def test_the_environment_brings_what_a_module_registers(theirs, monkeypatch):
+def test_the_environment_brings_what_a_module_registers(example, monkeypatch):
     assert "parity-hyla" not in extensions.added("recipes")
     monkeypatch.setenv("POLYHEAD_IMPORT", "parity_heads.registered")
-    assert extensions.added("tasks") == {"Parity": theirs.task.Parity}
-    assert extensions.added("mechanisms") == {"Cosine": theirs.heads.Cosine}
+    assert extensions.added("tasks") == {"Parity": example.task.Parity}
+    assert extensions.added("mechanisms") == {"Cosine": example.heads.Cosine}
     assert extensions.added("recipes").keys() == {"parity-hyla", "parity-heads"}
 
 
@@ -86,58 +88,61 @@ def test_a_file_imports_nothing(tmp_path, monkeypatch):
         ph.config.from_dict(data)
 
 
-@pytest.mark.parametrize("where", ["function", "main", "replaced", "field"])
-def test_a_task_that_nobody_could_read_back_does_not_begin(theirs, tmp_path, monkeypatch, where):
-    if where == "function":
+@pytest.mark.parametrize("definition", ["function", "main", "replaced", "field"])
+def test_a_task_that_nobody_could_read_back_does_not_begin(example, tmp_path, monkeypatch, definition):
+    if definition == "function":
 
-        class Local(theirs.task.Parity):
+        class Local(example.task.Parity):
             pass
 
         task = Local()
-        text = "train: .*Local of .* cannot be found again by its name; define it in a module"
-    elif where == "replaced":
-        task = theirs.task.Parity()
-        monkeypatch.setattr(theirs.task, "Parity", type("Parity", (theirs.task.Parity,), {}))
-        text = "train: Parity of parity_heads.task cannot be found again"
-    elif where == "field":
+        message = "train: .*Local of .* cannot be found again by its name; define it in a module"
+    elif definition == "replaced":
+        task = example.task.Parity()
+        monkeypatch.setattr(example.task, "Parity", type("Parity", (example.task.Parity,), {}))
+        message = "train: Parity of parity_heads.task cannot be found again"
+    elif definition == "field":
 
         @dataclasses.dataclass(frozen=True)
-        class Moded(theirs.task.Parity):
+        class Moded(example.task.Parity):
             mode: Any = 0
 
-        Moded.__module__, Moded.__qualname__ = theirs.task.__name__, "Moded"
-        monkeypatch.setattr(theirs.task, "Moded", Moded, raising=False)
+        Moded.__module__, Moded.__qualname__ = example.task.__name__, "Moded"
+        monkeypatch.setattr(example.task, "Moded", Moded, raising=False)
         task = Moded(mode={1: 2})
-        text = "train: the run is another one when it is read from its file"
+        message = "train: the run is another one when it is read from its file"
     else:
-        task = theirs.task.Parity()
-        monkeypatch.setattr(theirs.task.Parity, "__module__", "__main__")
-        monkeypatch.setattr(sys.modules["__main__"], "Parity", theirs.task.Parity, raising=False)
-        text = "sweep: Parity is defined in the program itself; put it in a module"
-    run = dataclasses.replace(short(theirs.recipes.parity_hyla(), tmp_path / "run"), task=task)
-    with pytest.raises(ValueError, match=text):
-        ph.sweep([run], tmp_path, progress=False) if where == "main" else ph.train.run(run, progress=False)
+        task = example.task.Parity()
+        monkeypatch.setattr(example.task.Parity, "__module__", "__main__")
+        monkeypatch.setattr(sys.modules["__main__"], "Parity", example.task.Parity, raising=False)
+        message = "sweep: Parity is defined in the program itself; put it in a module"
+    run = dataclasses.replace(short(example.recipes.parity_hyla(), tmp_path / "run"), task=task)
+    start = functools.partial(ph.train.run, run, progress=False)
+    if definition == "main":
+        start = functools.partial(ph.sweep, [run], tmp_path, progress=False)
+    with pytest.raises(ValueError, match=message):
+        start()
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_registered_is_known_by_name(theirs, monkeypatch, capsys):
-    assert ph.register(theirs.recipes.parity_hyla) is theirs.recipes.parity_hyla
-    ph.register(theirs.recipes.parity_hyla)  # again, as when a module is loaded anew
-    ph.register(theirs.task.Parity)
+def test_what_is_registered_is_known_by_name(example, monkeypatch, capsys):
+    assert ph.register(example.recipes.parity_hyla) is example.recipes.parity_hyla
+    ph.register(example.recipes.parity_hyla)  # again, as when a module is loaded anew
+    ph.register(example.task.Parity)
     assert ph.recipes.RECIPES["parity-hyla"]().name == "parity-hyla"
     assert main(["list", "tasks"]) == 0
     assert "Parity" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"recipes: unknown recipe 'fuzzy_hyla'; did you mean 'fuzzy-hyla'"):
         ph.recipes.RECIPES["fuzzy_hyla"]
-    for extension, line in (
+    for extension, message in (
         (
-            named(theirs.recipes.parity_heads, "parity_hyla"),
+            named(example.recipes.parity_heads, "parity_hyla"),
             "'parity-hyla' is parity_heads.recipes:parity_hyla already",
         ),
         (lambda: None, "define it in a module"),
         (3, "give a class or a recipe, got 3"),
     ):
-        with pytest.raises(ValueError, match=f"^register: .*{line}"):
+        with pytest.raises(ValueError, match=f"^register: .*{message}"):
             ph.register(extension)
 
 
@@ -147,16 +152,16 @@ def named(extension, name):
     return extension
 
 
-def test_a_name_that_is_ours_and_theirs_is_refused(theirs, capsys):
+def test_a_name_that_is_ours_and_theirs_is_refused(example, capsys):
     """On the command line one of the two would be taken without a word."""
-    ph.register(named(theirs.heads.Cosine, "Softmax"))
+    ph.register(named(example.heads.Cosine, "Softmax"))
     assert main(["train", "fuzzy-softmax", "--model.heads", "softmax:4,hyla:4", "--print"]) == 2
-    line = "'Softmax' is a mechanism of polyhead; give parity_heads.heads:Cosine another name"
-    assert line in capsys.readouterr().err
-    ph.register(named(theirs.recipes.parity_hyla, "fuzzy_hyla"))
+    message = "'Softmax' is a mechanism of polyhead; give parity_heads.heads:Cosine another name"
+    assert message in capsys.readouterr().err
+    ph.register(named(example.recipes.parity_hyla, "fuzzy_hyla"))
     assert main(["train", "fuzzy-hyla", "--print"]) == 2
-    line = "'fuzzy-hyla' is a recipe of polyhead; give parity_heads.recipes:parity_hyla another name"
-    assert capsys.readouterr().err == f"polyhead: recipes: {line}\n"
+    message = "'fuzzy-hyla' is a recipe of polyhead; give parity_heads.recipes:parity_hyla another name"
+    assert capsys.readouterr().err == f"polyhead: recipes: {message}\n"
 
 
 def test_the_command_line_imports_what_it_is_asked_to(tmp_path, monkeypatch, capsys):
@@ -167,8 +172,8 @@ def test_the_command_line_imports_what_it_is_asked_to(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(extensions, "_ADDED", {sort: {} for sort in extensions.GROUPS})
-    for asked in (["--import", "told"], ["--import=told"]):
-        assert main(["train", "told-recipe", *asked, "--help"]) == 0
+    for option in (["--import", "told"], ["--import=told"]):
+        assert main(["train", "told-recipe", *option, "--help"]) == 0
         assert "Said." in capsys.readouterr().out
     sys.modules.pop("told")
     assert main(["train", "told-recipe", "--import", "no_such"]) == 2

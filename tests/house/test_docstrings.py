@@ -61,13 +61,13 @@ def check_example(example, namespace, capsys):
     capsys.readouterr()
     try:
         exec(code, namespace)
-        said = capsys.readouterr().out
+        output = capsys.readouterr().out
     except ValueError as error:
-        said = f"ValueError: {error}\n"
-        assert example.want, said
+        output = f"ValueError: {error}\n"
+        assert example.want, output
     if example.want:
         flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        assert doctest.OutputChecker().check_output(example.want, said, flags), said
+        assert doctest.OutputChecker().check_output(example.want, output, flags), output
 
 
 @pytest.mark.parametrize(("path", "doc"), EXAMPLES)
@@ -94,7 +94,7 @@ def test_output_survives_a_console_of_ascii(tmp_path):
     """R\u00b2, frames of tables and the like come as they can."""
     training = f"train fuzzy-hyla --train.steps 2 --train.batch_size 4 --train.eval_batches 1 --folder {tmp_path}/r"
     lines = ("list recipes", "list figures", "list mechanisms", "train fuzzy-hyla --help", training)
-    code, said = forked.run(COMMANDS, *lines)
-    assert code == 0, said
-    assert said.isascii()
-    assert "fuzzy-hyla: 2 steps" in said
+    code, printed = forked.run(COMMANDS, *lines)
+    assert code == 0, printed
+    assert printed.isascii()
+    assert "fuzzy-hyla: 2 steps" in printed

@@ -22,8 +22,9 @@ def test_a_type_checker_sees_what_is_there():
 
 # Fresh processes, each step of which may load no more than it says.  JAX alone: jaxside/test_surface.py.
 WITHOUT_TORCH = """
-def without(what, *names):
-    assert not (found := {name.partition(".")[0] for name in sys.modules} & {*names}), (what, found)
+def without(step, *names):
+    imported = {name.partition(".")[0] for name in sys.modules}
+    assert not imported & {*names}, (step, imported & {*names})
 
 import sys, polyhead
 without("the package", "torch", "jax", "numpy", "sklearn", "plotly", "tyro", "yaml")
@@ -37,9 +38,9 @@ WITH_TORCH = """
 import sys, torch
 before = set(sys.modules)
 
-def without(what, *names):
-    new = {name.partition(".")[0] for name in set(sys.modules) - before}
-    assert not (found := new & {*names}), (what, found)
+def without(step, *names):
+    imported = {name.partition(".")[0] for name in set(sys.modules) - before}
+    assert not imported & {*names}, (step, imported & {*names})
 
 import polyhead.ops, einops._backends
 # Otherwise what einops learns in a compiled graph's first call would make that graph anew in its second.
@@ -61,5 +62,5 @@ without("training", "wandb", "trackio", "tensorboard")
 
 @pytest.mark.parametrize("code", [WITHOUT_TORCH, WITH_TORCH], ids=["without torch", "with torch"])
 def test_what_is_imported(code):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
