@@ -68,10 +68,8 @@ def attention():
 
 def language_model():
     """(a language model of two layers, its call)."""
-    ends, parts = (
-        (ph.Tokens(VOCAB), ph.Logits(VOCAB, tied=True)),
-        {"positions": ph.Rotary(), "feedforward": ph.Swiglu(32)},
-    )
+    ends = ph.Tokens(VOCAB), ph.Logits(VOCAB, tied=True)
+    parts = {"positions": ph.Rotary(), "feedforward": ph.Swiglu(32)}
     settings = ph.TransformerConfig(*ends, dim=WIDTH, heads=every_kind(), max_length=T, causal=True, **parts)
     tokens = torch.randint(VOCAB, (B, T), generator=torch.Generator().manual_seed(3))
     return ph.Transformer(settings), lambda model, span=slice(0, T), cache=None: model(tokens[:, span], cache=cache)
@@ -89,7 +87,7 @@ def built(name, draw=0):
     return MODULES[name]()
 
 
-def measured(module, call):
+def output_and_gradients(module, call):
     """Outputs, and the gradients of a random sum of them as one vector; a gradient has its parameter's dtype."""
     out = call(module)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(7))
@@ -114,9 +112,8 @@ class Rounding(TorchDispatchMode):
         return x.to(self.dtype).float() if isinstance(x, torch.Tensor) and x.dtype == torch.float32 else x
 
 
-def off(came, wanted):
-    """The relative error."""
-    return ((came.float() - wanted).norm() / wanted.norm()).item()
+def relative_error(actual, expected):
+    return ((actual.float() - expected).norm() / expected.norm()).item()
 
 
 def geometric_means(errors):
@@ -133,20 +130,22 @@ def test_half_precision(name, precision):
     errors, bounds = [], []
     for draw in range(DRAWS):
         exact, call = built(name, draw)
-        outputs, grads = measured(exact, call)
+        outputs, grads = output_and_gradients(exact, call)
         with Rounding(dtype):
-            rounded = measured(copy.deepcopy(exact).to(dtype).float(), call)
-        bounds.append([off(rounded[0], outputs), off(rounded[1], grads), off(rounded[0], outputs)])
+            rounded, rounded_grads = output_and_gradients(copy.deepcopy(exact).to(dtype).float(), call)
+        output_bound, gradient_bound = relative_error(rounded, outputs), relative_error(rounded_grads, grads)
+        bounds.append([output_bound, gradient_bound, output_bound])
         module = exact if autocast else copy.deepcopy(exact).to(dtype)
         with torch.autocast("cpu", dtype, enabled=autocast):
-            came = measured(module, call)
-            stepped = came[0]
+            actual, actual_grads = output_and_gradients(module, call)
+            stepped = actual
             if name in CACHES:
                 cache = CACHES[name]()
                 with torch.no_grad():
                     stepped = torch.cat([call(module, span, cache) for span in SPANS], 1)
-        assert came[0].dtype == stepped.dtype == dtype
-        errors.append([off(came[0], outputs), off(came[1], grads), off(stepped, outputs)])
+        assert actual.dtype == stepped.dtype == dtype
+        pairs = ((actual, outputs), (actual_grads, grads), (stepped, outputs))
+        errors.append([relative_error(x, exact_x) for x, exact_x in pairs])
     assert (geometric_means(errors) <= TIMES * geometric_means(bounds)).all()
 
 
@@ -168,7 +167,7 @@ def test_states_and_biases_keep_their_dtype():
     bias = 1000 + torch.arange(9.0).view(1, 1, 3, 3).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         out = ops.softmax_attention(q, k, v, bias=bias, impl="reference")
-        assert off(out, ops.softmax_attention(q.double(), k.double(), v.double(), bias=bias)) < 0.02
+        assert relative_error(out, ops.softmax_attention(q.double(), k.double(), v.double(), bias=bias)) < 0.02
         _, state = ops.linear_step(q, k, v)
         assert state.dtype == torch.float32
         assert ops.linear_step(q, k, v, 1e6 * torch.ones_like(state))[1].max() != 1e6
@@ -183,9 +182,9 @@ def test_one_graph_under_autocast():
         return torch.cat((ops.hyla(q, k.bfloat16(), v, causal=True), ops.linear_attention(q, k.bfloat16(), v)))
 
     with torch.autocast("cpu", torch.bfloat16):
-        came = torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v)
-        assert came.dtype == torch.bfloat16
-        torch.testing.assert_close(came, run(q, k, v))
+        actual = torch.compile(run, fullgraph=True, backend="aot_eager")(q, k, v)
+        assert actual.dtype == torch.bfloat16
+        torch.testing.assert_close(actual, run(q, k, v))
 
 
 def test_activation_checkpoints_under_autocast():
@@ -194,4 +193,4 @@ def test_activation_checkpoints_under_autocast():
     again = copy.deepcopy(model)
     again.config = dataclasses.replace(again.config, checkpoint=True)
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(measured(again, call), measured(model, call))
+        torch.testing.assert_close(output_and_gradients(again, call), output_and_gradients(model, call))

@@ -25,11 +25,11 @@ def check(run, make, backend):
     compiled = torch.compile(run, fullgraph=True, dynamic=True, backend=backend)
     for t in (9, 17, 40):
         leaves = make(t)
-        out, wanted = compiled(*leaves), run(*leaves)
-        cotangent = torch.randn_like(wanted)
-        grads = torch.autograd.grad(out, leaves, cotangent)
-        assert_close(out, wanted)
-        assert_close(grads, torch.autograd.grad(wanted, leaves, cotangent))
+        actual, expected = compiled(*leaves), run(*leaves)
+        cotangent = torch.randn_like(expected)
+        gradients = torch.autograd.grad(actual, leaves, cotangent)
+        assert_close(actual, expected)
+        assert_close(gradients, torch.autograd.grad(expected, leaves, cotangent))
         if t == 9:
             graphs = counters["stats"]["unique_graphs"]
     assert counters["stats"]["unique_graphs"] == graphs
@@ -42,7 +42,7 @@ def test_one_graph_for_all_lengths(problem, arguments, op, impl):
     """Our own operations with their derivatives traced, too; PyTorch's have theirs."""
     function = getattr(ops, OPS[op].name)
     check(
-        lambda q, *rest: function(q * 1.5, *rest, causal=True, impl=impl).sin(),
+        lambda q, *others: function(q * 1.5, *others, causal=True, impl=impl).sin(),
         lambda t: arguments(op, problem(t, t, d=8, e=8)[0]),
         "eager" if impl == "sdpa" else "aot_eager",
     )

@@ -35,8 +35,8 @@ def build(op, arguments, problem, t, s=None, p=1, **sizes):
     return [x.detach() for x in arguments(op, problem(t, s or t, **sizes)[0], r=2, p=p)]
 
 
-def ways(run, x):
-    """All ways to derivatives of a function of one tensor, each as a value."""
+def derivatives(run, x):
+    """All ways to derivatives of a function of one tensor: name, and a call that computes it."""
     torch.manual_seed(1)
     tangent = torch.randn_like(x)
     cotangent = torch.randn(run(x).shape, dtype=x.dtype)
@@ -51,8 +51,8 @@ def ways(run, x):
     def gradients_by_vmap():
         leaf = x.clone().requires_grad_()
         out = run(leaf)
-        many = torch.stack([cotangent, -2 * cotangent])
-        return vmap(lambda one: torch.autograd.grad(out, leaf, one, retain_graph=True))(many)
+        cotangents = torch.stack([cotangent, -2 * cotangent])
+        return vmap(lambda row: torch.autograd.grad(out, leaf, row, retain_graph=True))(cotangents)
 
     yield "jvp", lambda: jvp(run, (x,), (tangent,))
     yield "forward_ad", lambda: dual(x)
@@ -69,16 +69,16 @@ def ways(run, x):
     yield "jvp of grad", lambda: jvp(grad(loss), (x,), (tangent,))
 
 
-def same_in_all_ways(mine, theirs, x):
+def assert_same_derivatives(run, reference, x):
     """A kernel that "auto" chose learns of many gradients only in its backward pass, and refuses them there."""
-    for (name, came), (_, wanted) in zip(ways(mine, x), ways(theirs, x), strict=True):
+    for (name, compute), (_, compute_expected) in zip(derivatives(run, x), derivatives(reference, x), strict=True):
         try:
-            result = came()
+            result = compute()
         except RuntimeError as error:
             assert name in LATE
             assert "takes no batched gradients; use impl='reference' or torch.func" in str(error)  # noqa: PT017
             continue
-        assert_close(result, wanted(), msg=lambda text, name=name: f"{name}: {text}")
+        assert_close(result, compute_expected(), msg=lambda text, name=name: f"{name}: {text}")
 
 
 @pytest.fixture
@@ -93,28 +93,31 @@ def _worth_it(monkeypatch):
 @pytest.mark.usefixtures("_worth_it")
 @pytest.mark.parametrize("op", IMPLS)
 def test_every_way_to_a_derivative_is_that_of_the_reference(problem, arguments, op):
-    q, *rest = build(op, arguments, problem, 3)
-    run, plain = (lambda q, impl=impl: resolve(op, impl)(q, *rest, causal=True) for impl in ("auto", "reference"))
-    same_in_all_ways(run, plain, q)
+    q, *others = build(op, arguments, problem, 3)
+
+    def attention(impl):
+        return lambda q: resolve(op, impl)(q, *others, causal=True)
+
+    assert_same_derivatives(attention("auto"), attention("reference"), q)
 
 
 @pytest.mark.parametrize(("op", "impl"), [(op, impl) for op, impls in IMPLS.items() for impl in impls if impl in OWN])
 def test_custom_ops_refuse_in_one_line(problem, arguments, op, impl):
-    if impl == "triton" and not (KERNELS_RUN):
+    if impl == "triton" and not KERNELS_RUN:
         pytest.skip("needs triton's interpreter")
-    q, *rest = build(op, arguments, problem, 2)
-    told = f"impl '{impl}' takes no vmap, derivatives of torch.func or forward mode; use impl='auto' or 'reference'$"
-    late = f"impl '{impl}' takes no batched gradients; use impl='reference' or torch.func$"
-    for name, way in some(ways(lambda q: resolve(op, impl)(q, *rest, causal=True), q)):
-        kind, text = (RuntimeError, late) if name in LATE else (ValueError, told)
+    q, *others = build(op, arguments, problem, 2)
+    message = f"impl '{impl}' takes no vmap, derivatives of torch.func or forward mode; use impl='auto' or 'reference'$"
+    late_message = f"impl '{impl}' takes no batched gradients; use impl='reference' or torch.func$"
+    for name, derivative in some(derivatives(lambda q: resolve(op, impl)(q, *others, causal=True), q)):
+        kind, text = (RuntimeError, late_message) if name in LATE else (ValueError, message)
         with pytest.raises(kind, match=text):
-            way()
+            derivative()
     # What shows in the backward pass: forward mode around it, and a second one.
-    out = resolve(op, impl)(q.requires_grad_(), *rest, causal=True)
-    told = f"impl '{impl}' has no derivative of its gradient; use impl='reference' or torch.func$"
+    out = resolve(op, impl)(q.requires_grad_(), *others, causal=True)
+    message = f"impl '{impl}' has no derivative of its gradient; use impl='reference' or torch.func$"
     with forward_ad.dual_level():
         cotangent = forward_ad.make_dual(torch.ones_like(out), torch.ones_like(out))
-        with pytest.raises(RuntimeError, match=told):
+        with pytest.raises(RuntimeError, match=message):
             torch.autograd.grad(out, q, cotangent, retain_graph=True)
     slope = torch.autograd.grad(out.square().sum(), q, create_graph=True)[0]
     with pytest.raises(
@@ -127,14 +130,20 @@ def test_fused_kernels_know_one_derivative(problem):
     """One in reverse mode, that of the reference; anything else is refused."""
     (q, k, v), _ = problem(3, 3)
     q, k, v = (x.detach() for x in (q, k, v))
-    mine, plain = (lambda q, impl=impl: ops.softmax_attention(q, k, v, impl=impl) for impl in ("sdpa", "reference"))
-    told = "impl 'sdpa' takes no derivatives in forward mode, of derivatives or under vmap; use impl='auto' or 'refe"
+
+    def fused(q):
+        return ops.softmax_attention(q, k, v, impl="sdpa")
+
+    def reference(q):
+        return ops.softmax_attention(q, k, v, impl="reference")
+
+    message = "impl 'sdpa' takes no derivatives in forward mode, of derivatives or under vmap; use impl='auto' or 'refe"
     refused = []
-    for (name, way), (_, wanted) in zip(ways(mine, q), ways(plain, q), strict=True):
+    for (name, derivative), (_, compute_expected) in zip(derivatives(fused, q), derivatives(reference, q), strict=True):
         try:
-            assert_close(way(), wanted())
+            assert_close(derivative(), compute_expected())
         except ValueError as error:
-            assert told in str(error)  # noqa: PT017
+            assert message in str(error)  # noqa: PT017
             refused.append(name)
     assert refused == ["jvp", "forward_ad", "jacfwd", "hessian", "vmap of grad", "grad of vmap", "jvp of grad"]
 
@@ -144,7 +153,7 @@ def test_entropies_have_all_derivatives(monkeypatch, block):
     monkeypatch.setattr(cross_entropy, "BLOCK", block)
     x, weight = torch.randn(4, 3, dtype=torch.float64), torch.randn(7, 3, dtype=torch.float64)
     targets = torch.tensor([0, 6, 3, 3])
-    same_in_all_ways(
+    assert_same_derivatives(
         lambda x: ops.chunked_cross_entropy(x, weight, None, targets, factor=0.5),
         lambda x: F.cross_entropy(0.5 * x @ weight.T, targets, reduction="none"),
         x,
@@ -165,10 +174,10 @@ def test_compiled_functions_know_too(problem):
 
     compiled = torch.compile(run, fullgraph=True, backend="eager")
     tangent = torch.randn_like(q)
-    wanted = jvp(lambda q: ops.hyla(q, k, v, impl="reference"), (q,), (tangent,))
+    expected = jvp(lambda q: ops.hyla(q, k, v, impl="reference"), (q,), (tangent,))
     compiled(q)
     with forward_ad.dual_level(), contextlib.suppress(torch._dynamo.exc.Unsupported):  # torch 2.14 refuses it itself
-        assert_close(forward_ad.unpack_dual(compiled(forward_ad.make_dual(q, tangent))).tangent, wanted[1])
-    assert_close(compiled(q), wanted[0])
-    whole = torch.compile(lambda q: jvp(run, (q,), (tangent,)), fullgraph=True, backend="eager")
-    assert_close(whole(q), wanted)
+        assert_close(forward_ad.unpack_dual(compiled(forward_ad.make_dual(q, tangent))).tangent, expected[1])
+    assert_close(compiled(q), expected[0])
+    compiled_jvp = torch.compile(lambda q: jvp(run, (q,), (tangent,)), fullgraph=True, backend="eager")
+    assert_close(compiled_jvp(q), expected)

@@ -29,8 +29,8 @@ def test_there_are_few_frames_and_files_of_ours_before_c():
         if event == "call" and frame.f_code.co_filename.startswith(ROOT) and not is_check:
             files.add(frame.f_code.co_filename)
         if frame.f_code is library.call.__code__ and not frames:
-            stack = [each for each, _ in traceback.walk_stack(frame)]
-            frames.extend(each.f_code for each in stack if each.f_code.co_filename.startswith(ROOT))
+            stack = [caller for caller, _ in traceback.walk_stack(frame)]
+            frames.extend(caller.f_code for caller in stack if caller.f_code.co_filename.startswith(ROOT))
 
     sys.setprofile(record)
     try:

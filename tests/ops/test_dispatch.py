@@ -92,22 +92,22 @@ def test_half_precision_was_not_timed():
 def test_all_tensors_are_of_one_dtype(arguments, op):
     tensors = arguments(op, qkv())
     *names, last = TENSORS[op]
-    told = f"^{OPS[op].name}: {', '.join(names)} and {last} must have one dtype but have "
+    message = f"^{OPS[op].name}: {', '.join(names)} and {last} must have one dtype but have "
     for i in range(len(tensors)):
         mixed = [x.double() if i == j else x for j, x in enumerate(tensors)]
-        came = ", ".join(str(x.dtype) for x in mixed)
-        with pytest.raises(ValueError, match=f"{told}{came}$"):
+        dtypes = ", ".join(str(x.dtype) for x in mixed)
+        with pytest.raises(ValueError, match=f"{message}{dtypes}$"):
             resolve(op)(*mixed)
-    with pytest.raises(ValueError, match=told.replace("dtype", "device") + "cpu, meta"):
+    with pytest.raises(ValueError, match=message.replace("dtype", "device") + "cpu, meta"):
         resolve(op)(tensors[0], tensors[1].to("meta"), *tensors[2:])
 
 
 @pytest.mark.parametrize("op", OPS)
 def test_heads_have_a_width(arguments, op):
-    q, k, *rest = arguments(op, qkv())
+    q, k, *others = arguments(op, qkv())
     for impl in ("auto", *IMPLS[op]):
         with refusing(f"{OPS[op].name}: q must have heads, of width 1 or more, but has shape {(*q.shape[:3], 0)}"):
-            resolve(op, impl)(q[..., :0], k[..., :0], *rest)
+            resolve(op, impl)(q[..., :0], k[..., :0], *others)
     with refusing("latent_code: q must have heads, of width 1 or more, but has shape"):
         ops.latent_code(q[:, :, :0], k, normalise="softmax")
 

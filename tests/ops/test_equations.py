@@ -24,7 +24,7 @@ LIMITS += [((5, 5), {"edges": (0, 2, 2, 3, 5)}), ((5, 5), {"window": 2, "edges":
 CASES = list(itertools.product(LIMITS, BIASES, MASKS, BOTH, BOTH))
 random.Random(0).shuffle(CASES)
 GRID = [(op, n) for op, variants in VARIANTS.items() for n in range(len(variants))]
-EACH = 64
+MIN_CASES = 64
 """The fewest cases of an op, over all its variants."""
 
 
@@ -32,24 +32,23 @@ EACH = 64
 def test_equals_the_oracle(problem, arguments, op, number):
     """Output and gradients; both are 0 for a query without a visible key."""
     variant, variants = VARIANTS[op][number], len(VARIANTS[op])
-    for n, (((t, s), limits), bias, mask, causal, keep) in some(
-        enumerate(CASES[number::variants][: 1 + EACH // variants])
-    ):
-        how = {"bias": bias, "mask": mask, "causal": causal, "keep": keep, "g": (1, 2, 4)[(n + number) % 3], **limits}
-        qkv, options = problem(t, s, **how)
+    cases = CASES[number::variants][: 1 + MIN_CASES // variants]
+    for n, (((t, s), limits), bias, mask, causal, keep) in some(enumerate(cases)):
+        case = {"bias": bias, "mask": mask, "causal": causal, "keep": keep, "g": (1, 2, 4)[(n + number) % 3], **limits}
+        qkv, options = problem(t, s, **case)
         options |= {"scale": (None, -0.3)[n % 2], **options_of(variant)}
         if variant.get("deep"):
             options["value_weight"] = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
         tensors = arguments(op, qkv, **shape_of(variant))
         out = resolve(op, "reference")(*tensors, **options)
-        wanted = oracle.answer(op, dict(zip(TENSORS[op], tensors, strict=True)), options)
+        exact_out = oracle.answer(op, dict(zip(TENSORS[op], tensors, strict=True)), options)
         learned = [x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad]
-        grads, exact = (
+        grads, exact_grads = (
             torch.autograd.grad(y.square().sum() + y.sum(), [*tensors, *learned], allow_unused=True)
-            for y in (out, wanted)
+            for y in (out, exact_out)
         )
-        for came, oracles in zip((out, *grads), (wanted, *exact), strict=True):
-            assert_close(came, oracles, rtol=1e-9, atol=1e-9, msg=lambda text, how=how: f"{how}: {text}")
+        for actual, expected in zip((out, *grads), (exact_out, *exact_grads), strict=True):
+            assert_close(actual, expected, rtol=1e-9, atol=1e-9, msg=lambda text, case=case: f"{case}: {text}")
         if mask == "rows":
             assert (out[0, t // 2] == 0).all()
             assert (grads[0][0, t // 2] == 0).all()
@@ -61,10 +60,10 @@ def test_codes_equal_the_oracle(problem, normalise):
         (q, k, _), options = problem(t, s, bias=bias, mask=mask, causal=causal, **limits)
         del options["keep"]
         code = latent_code(q, k, normalise=normalise, **options).detach()
-        look = oracle.visible((q.shape[0], q.shape[2], t, s), options)
-        wanted = oracle.code(q, k, look, normalise, options).detach()
-        assert_close(code, wanted, rtol=1e-9, atol=1e-9)
-        assert torch.equal(code == 0, wanted == 0)
+        visible = oracle.visible((q.shape[0], q.shape[2], t, s), options)
+        expected = oracle.code(q, k, visible, normalise, options).detach()
+        assert_close(code, expected, rtol=1e-9, atol=1e-9)
+        assert torch.equal(code == 0, expected == 0)
 
 
 @pytest.mark.parametrize("op", ["softmax", "abstractor"])
@@ -74,23 +73,23 @@ def test_what_all_keys_share_in_a_bias_is_not_rounded_with_it(problem, op, dtype
     """A bias in float32, as under autocast: of -300.2 bfloat16 knows multiples of 2, and of -70,000 float16 nothing."""
     (q, k, v), options = problem(9, 9, bias=kind, mask="rows", d=8, e=8)
     bias = options["bias"].detach().float() - (70_000 if dtype == torch.float16 else 300.2)
-    found = []
-    for impl, own in (("sdpa", dtype), ("reference", dtype), ("reference", torch.float64)):
-        leaves = [x.detach().to(dtype).to(own).requires_grad_() for x in (q, k, v)]
+    results = []
+    for impl, compute_dtype in (("sdpa", dtype), ("reference", dtype), ("reference", torch.float64)):
+        leaves = [x.detach().to(dtype).to(compute_dtype).requires_grad_() for x in (q, k, v)]
         learned = bias.clone().requires_grad_()
         out = resolve(op, impl)(*leaves, bias=learned, mask=options["mask"])
         grads = torch.autograd.grad(out.square().sum(), [*leaves, learned])
-        found.append([x.detach().double() for x in (out, *grads)])
-    for came, plain, exact in zip(*found, strict=True):
-        assert (came - exact).norm() <= 2 * (plain - exact).norm() + 1e-3 * exact.norm()
+        results.append([x.detach().double() for x in (out, *grads)])
+    for fused, reference, exact in zip(*results, strict=True):
+        assert (fused - exact).norm() <= 2 * (reference - exact).norm() + 1e-3 * exact.norm()
 
 
 @pytest.mark.parametrize("impl", ["reference", "blocked"])
 def test_the_scale_of_scores_rounds_no_query(impl):
     """Rms over one head keeps the sign of a score, also of one near 0; 8 ** -0.5 is no number of bfloat16."""
     qkv = torch.randn(3, 4, 33, 1, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
-    came, wanted = resolve("hyla", impl)(*qkv), resolve("hyla", "reference")(*qkv.double())
-    assert_close(came.double(), wanted, rtol=0, atol=0.01 * wanted.abs().max().item())
+    actual, expected = resolve("hyla", impl)(*qkv), resolve("hyla", "reference")(*qkv.double())
+    assert_close(actual.double(), expected, rtol=0, atol=0.01 * expected.abs().max().item())
 
 
 LARGE = {
@@ -108,11 +107,12 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 @pytest.mark.parametrize(("dtype", "size"), [(torch.bfloat16, 6), (torch.float16, 150)], ids=str)
 def test_large_scores_of_half_precision_are_neither_rounded_nor_infinite(name, dtype, size):
-    given = torch.randn(3, 2, 9, 4, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
-    given[:2] *= size
-    results = (LARGE[name](*given.to(to), torch.zeros(4, 17, dtype=to)) for to in (dtype, torch.float64))
-    for came, wanted in zip(*results, strict=True):
-        assert_close(came.double(), wanted, rtol=0, atol=0.01 * wanted.abs().max().item())
+    inputs = torch.randn(3, 2, 9, 4, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
+    inputs[:2] *= size
+    rounded = LARGE[name](*inputs, torch.zeros(4, 17, dtype=dtype))
+    exact = LARGE[name](*inputs.double(), torch.zeros(4, 17, dtype=torch.float64))
+    for actual, expected in zip(rounded, exact, strict=True):
+        assert_close(actual.double(), expected, rtol=0, atol=0.01 * expected.abs().max().item())
 
 
 # ------------------------------------------------------------------------------------------------------- one line each
@@ -132,11 +132,11 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("op", "wrong", "told"), MISTAKES)
-def test_mistakes_are_one_clear_line(problem, arguments, op, wrong, told):
+@pytest.mark.parametrize(("op", "mistake", "message"), MISTAKES)
+def test_mistakes_are_one_clear_line(problem, arguments, op, mistake, message):
     tensors = dict(zip(TENSORS[op], arguments(op, problem(3, 4)[0]), strict=True))
-    with refusing(f"{OPS[op].name}: {told}"):
-        resolve(op)(**tensors | wrong)
+    with refusing(f"{OPS[op].name}: {message}"):
+        resolve(op)(**tensors | mistake)
 
 
 def test_mistakes_of_codes_are_one_clear_line():
@@ -162,14 +162,14 @@ REFUSED = [
 """What kernels refuse; test_parity.py has the other implementations."""
 
 
-@pytest.mark.parametrize(("op", "impl", "limits", "options", "told"), REFUSED)
-def test_what_an_impl_does_not_take_it_refuses_in_one_line(problem, arguments, op, impl, limits, options, told):
-    if impl == "triton" and not (KERNELS_RUN):
+@pytest.mark.parametrize(("op", "impl", "limits", "options", "message"), REFUSED)
+def test_what_an_impl_does_not_take_it_refuses_in_one_line(problem, arguments, op, impl, limits, options, message):
+    if impl == "triton" and not KERNELS_RUN:
         pytest.skip("needs triton's interpreter")
-    qkv, given = problem(4, 4, **limits)
-    how = {**given, **(PLAIN if op in ("linear", "hyla") else {}), **options}
-    with refusing(f"{OPS[op].name}: impl '{impl}' {told}; use impl='auto' or 'reference'"):
-        resolve(op, impl)(*arguments(op, qkv), **how)
+    qkv, problem_options = problem(4, 4, **limits)
+    all_options = {**problem_options, **(PLAIN if op in ("linear", "hyla") else {}), **options}
+    with refusing(f"{OPS[op].name}: impl '{impl}' {message}; use impl='auto' or 'reference'"):
+        resolve(op, impl)(*arguments(op, qkv), **all_options)
 
 
 @pytest.mark.parametrize("network", NETWORKS)

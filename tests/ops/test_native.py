@@ -28,7 +28,7 @@ COMPILER, COMPILERS = shutil.which("g++") or shutil.which("clang++"), os.environ
 
 
 @pytest.fixture
-def place(monkeypatch, tmp_path):
+def sandbox(monkeypatch, tmp_path):
     """An empty cache, and no compiler but what a test writes."""
     monkeypatch.setenv("POLYHEAD_NATIVE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("POLYHEAD_NATIVE", raising=False)
@@ -39,20 +39,20 @@ def place(monkeypatch, tmp_path):
     return tmp_path
 
 
-def compiler(place, *lines):
+def write_compiler(sandbox, *lines):
     """A script for the shell; $out is the library that is wanted."""
-    count = f"echo called >> {place}/calls"
-    script = place / "bin" / "g++"
+    count = f"echo called >> {sandbox}/calls"
+    script = sandbox / "bin" / "g++"
     script.write_text("\n".join(["#!/bin/sh", count, 'for out in "$@"; do :; done', *lines]) + "\n")
     script.chmod(0o755)
 
 
-def calls(place):
-    return (place / "calls").read_text().count("called") if (place / "calls").exists() else 0
+def num_compiler_calls(sandbox):
+    return (sandbox / "calls").read_text().count("called") if (sandbox / "calls").exists() else 0
 
 
-def copying(place, library):
-    compiler(place, f'/bin/cp {library} "$out"')
+def write_copying_compiler(sandbox, library):
+    write_compiler(sandbox, f'/bin/cp {library} "$out"')
 
 
 @pytest.fixture(scope="module")
@@ -67,39 +67,49 @@ def library():
     return native.library_path("hyla")
 
 
-def test_it_is_compiled_and_checked_once_outside_the_modes_of_its_caller(place, monkeypatch, library, caplog):
-    copying(place, library)
-    checked, errors = native.worst_error, []
-    monkeypatch.setattr(native, "worst_error", lambda *which: errors.append(checked(*which)) or errors[-1])
+def test_it_is_compiled_and_checked_once_outside_the_modes_of_its_caller(sandbox, monkeypatch, library, caplog):
+    write_copying_compiler(sandbox, library)
+    original, errors = native.worst_error, []
+
+    def recorded(*arguments):
+        errors.append(original(*arguments))
+        return errors[-1]
+
+    monkeypatch.setattr(native, "worst_error", recorded)
     assert native.status("hyla") == "not built yet: compiled on first use"
     for _ in range(2):
         with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16), FakeTensorMode():
             assert native.load_error("hyla") is None
         native._LIBRARIES.clear()  # as in the next process
-    assert calls(place) == 1
+    assert num_compiler_calls(sandbox) == 1
     assert native.status("hyla") == "built"
-    told = f"polyhead: compiling native code for hyla, once ({place / 'cache'})"
-    assert [record.message for record in caplog.records] == [told]
-    assert not list((place / "cache").glob("*.part"))
+    message = f"polyhead: compiling native code for hyla, once ({sandbox / 'cache'})"
+    assert [record.message for record in caplog.records] == [message]
+    assert not list((sandbox / "cache").glob("*.part"))
     assert len(errors) == 1
     assert 0 < errors[0] < 1e-5
 
 
-def test_threads_and_processes_do_not_build_it_twice(place, library):
-    copying(place, library)
-    found = []
-    both = [threading.Thread(target=lambda: found.append(native._load_or_build("hyla", torch.float32))) for _ in "ab"]
-    for thread in both:
+def test_threads_and_processes_do_not_build_it_twice(sandbox, library):
+    write_copying_compiler(sandbox, library)
+    libraries = []
+
+    def load():
+        libraries.append(native._load_or_build("hyla", torch.float32))
+
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
         thread.start()
-    for thread in both:
+    for thread in threads:
         thread.join()
-    assert calls(place) == 1
-    assert not any(isinstance(x, str) for x in found)
+    assert num_compiler_calls(sandbox) == 1
+    assert len(libraries) == 2
+    assert not any(isinstance(library, str) for library in libraries)
 
 
-def test_a_killed_build_leaves_nothing_in_the_way(place, monkeypatch, library):
+def test_a_killed_build_leaves_nothing_in_the_way(sandbox, monkeypatch, library):
     """Its half a library has another name, and its lock died with it."""
-    copying(place, library)
+    write_copying_compiler(sandbox, library)
     path = native.library_path("hyla")
     path.parent.mkdir()
     half = path.with_suffix(".4711.part")
@@ -113,17 +123,17 @@ def test_a_killed_build_leaves_nothing_in_the_way(place, monkeypatch, library):
 
 
 @pytest.mark.parametrize("damage", ["half of it", "a note that is no text"])
-def test_a_damaged_library_is_built_anew(place, library, damage):
-    copying(place, library)
-    path, whole, note = native.library_path("hyla"), library.read_bytes(), library.with_suffix(".sum").read_bytes()
+def test_a_damaged_library_is_built_anew(sandbox, library, damage):
+    write_copying_compiler(sandbox, library)
+    path, data, note = native.library_path("hyla"), library.read_bytes(), library.with_suffix(".sum").read_bytes()
     path.parent.mkdir()
-    path.write_bytes(whole[:1000] if damage == "half of it" else whole)
+    path.write_bytes(data[:1000] if damage == "half of it" else data)
     path.with_suffix(".sum").write_bytes(note if damage == "half of it" else b"\xff\xfe")
     assert native.load_error("hyla") is None
-    assert calls(place) == 1
+    assert num_compiler_calls(sandbox) == 1
 
 
-def test_without_a_home_there_is_none(place, monkeypatch):
+def test_without_a_home_there_is_none(sandbox, monkeypatch):
     def homeless():
         raise RuntimeError("Could not determine home directory.")
 
@@ -142,31 +152,35 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("what", FAILURES)
-def test_what_cannot_be_built_is_one_line_and_tiles_go_on(place, caplog, what):
-    lines, told = FAILURES[what]
+@pytest.mark.parametrize("failure", FAILURES)
+def test_what_cannot_be_built_is_one_line_and_tiles_go_on(sandbox, caplog, failure):
+    lines, message = FAILURES[failure]
     if lines:
-        compiler(place, *lines)
+        write_compiler(sandbox, *lines)
     q, k, v = torch.randn(3, 1, 600, 2, 4)
     chosen = choose(OPS["hyla"], AttentionCall(q, k, v, causal=True, normalise="rms_heads", act="relu"))
     assert chosen == OPS["hyla"].backends["blocked"].forward
     with pytest.raises(ValueError, match=r"^hyla: impl 'native' .*; use impl='auto' or 'reference'$") as error:
         ops.hyla(q, k, v, impl="native")
-    assert told in str(error.value)
-    warned = [r.message for r in caplog.records if r.levelno == logging.WARNING and "no native code" in r.message]
-    assert len(warned) == 1
-    assert told in warned[0]
-    assert "\n" not in warned[0]
+    assert message in str(error.value)
+    warnings = [
+        record.message
+        for record in caplog.records
+        if record.levelno == logging.WARNING and "no native code" in record.message
+    ]
+    assert len(warnings) == 1
+    assert message in warnings[0]
+    assert "\n" not in warnings[0]
 
 
-def test_it_can_be_turned_off_and_small_calls_compile_nothing(place, monkeypatch, caplog):
-    compiler(place)
+def test_it_can_be_turned_off_and_small_calls_compile_nothing(sandbox, monkeypatch, caplog):
+    write_compiler(sandbox)
     ops.hyla(*torch.randn(3, 1, 8, 2, 4))
     monkeypatch.setenv("POLYHEAD_NATIVE", "0")
     assert native.load_error("hyla") == "is turned off by POLYHEAD_NATIVE=0"
     assert native.status("hyla") == "turned off by POLYHEAD_NATIVE=0"
     assert not caplog.records
-    assert not calls(place)
+    assert not num_compiler_calls(sandbox)
     call = AttentionCall(*torch.randn(3, 1, 8, 2, 4))
     tensors, options = OPS["hyla"].backends["native"].arguments(call)
     with pytest.raises(RuntimeError, match=r"^polyhead: native code for hyla is turned off by POLYHEAD_NATIVE=0$"):
@@ -175,35 +189,35 @@ def test_it_can_be_turned_off_and_small_calls_compile_nothing(place, monkeypatch
 
 # ------------------------------------------------------------------------------------------------------- the self-check
 def test_every_op_is_checked():
-    assert sorted(check.op for its in CHECKS.values() for check in its) == sorted(OPS_WITH_NATIVE)
-    assert all(source == native.source_of(check.op) for source, its in CHECKS.items() for check in its)
+    assert sorted(check.op for checks in CHECKS.values() for check in checks) == sorted(OPS_WITH_NATIVE)
+    assert all(source == native.source_of(check.op) for source, checks in CHECKS.items() for check in checks)
 
 
-def stub(place):
+def write_stub_compiler(sandbox):
     """A library that does nothing, and says that it did it."""
-    source = place / "stub.cpp"
+    source = sandbox / "stub.cpp"
     source.write_text('extern "C" int polyhead_hyla(const void*, int) { return 0; }\n')
-    compiler(place, f'PATH={COMPILERS} {COMPILER} -shared -fPIC {source} -o "$out"')
+    write_compiler(sandbox, f'PATH={COMPILERS} {COMPILER} -shared -fPIC {source} -o "$out"')
 
 
 @needs_compiler
-def test_wrong_numbers_are_found_before_the_first_use(place, caplog):
-    stub(place)
+def test_wrong_numbers_are_found_before_the_first_use(sandbox, caplog):
+    write_stub_compiler(sandbox)
     q, k, v = torch.randn(3, 1, 600, 2, 4)
-    told = "computes wrong numbers on this processor (relative error "
+    message = "computes wrong numbers on this processor (relative error "
     for _ in range(2):  # the second is as in the next process
         with pytest.raises(ValueError, match=r"^hyla: impl 'native' computes wrong numbers .*; use impl='auto'"):
             ops.hyla(q, k, v, impl="native")
         assert_close(ops.hyla(q, k, v), ops.hyla(q, k, v, impl="blocked"), rtol=0, atol=0)
         native._LIBRARIES.clear()
-    assert calls(place) == 1
-    warned = [r.message for r in caplog.records if "no native code" in r.message]
-    assert len(warned) == 2
-    assert all(told in x and "\n" not in x for x in warned)
+    assert num_compiler_calls(sandbox) == 1
+    warnings = [record.message for record in caplog.records if "no native code" in record.message]
+    assert len(warnings) == 2
+    assert all(message in warning and "\n" not in warning for warning in warnings)
 
 
-def test_a_check_that_ends_in_an_error_is_made_again_by_the_next_process(place, monkeypatch, library):
-    copying(place, library)
+def test_a_check_that_ends_in_an_error_is_made_again_by_the_next_process(sandbox, monkeypatch, library):
+    write_copying_compiler(sandbox, library)
     with monkeypatch.context() as patch:
         patch.setattr(native, "worst_error", lambda name, dtype: 1 / 0)
         assert native.load_error("hyla") == "cannot be checked: division by zero"
@@ -211,12 +225,16 @@ def test_a_check_that_ends_in_an_error_is_made_again_by_the_next_process(place, 
     assert native.load_error("hyla") is None
 
 
-def test_a_check_whose_verdict_cannot_be_kept_is_made_again(place, monkeypatch, library):
-    copying(place, library)
+def test_a_check_whose_verdict_cannot_be_kept_is_made_again(sandbox, monkeypatch, library):
+    write_copying_compiler(sandbox, library)
     assert native.load_error("hyla") is None
     checks = []
-    monkeypatch.setattr(native, "worst_error", lambda *which: checks.append(which) or 0.0)
-    monkeypatch.setattr(native, "_verdict_file", lambda *which: (_ for _ in ()).throw(OSError("read-only")))
+    monkeypatch.setattr(native, "worst_error", lambda *arguments: checks.append(arguments) or 0.0)
+
+    def read_only(*arguments):
+        raise OSError("read-only")
+
+    monkeypatch.setattr(native, "_verdict_file", read_only)
     native._LIBRARIES.clear()
     assert native.load_error("hyla") is None
     assert len(checks) == 1
@@ -224,13 +242,13 @@ def test_a_check_whose_verdict_cannot_be_kept_is_made_again(place, monkeypatch, 
 
 # ---------------------------------------------------------------------------------------------------- builds of a wheel
 @pytest.fixture
-def wheel(place, monkeypatch, library):
+def wheel(sandbox, monkeypatch, library):
     """A package whose wheel has that build under the highest level of this processor; there is no compiler."""
     levels = prebuilt.levels_of_this_processor()
     if not levels:
         pytest.skip("no wheels for such a processor")
     digest = prebuilt.source_digest(prebuilt.FOLDER.parent, "hyla")
-    folder = place / "prebuilt"
+    folder = sandbox / "prebuilt"
     folder.mkdir()
     path = folder / prebuilt.library_name("hyla", levels[0], digest)
     path.write_bytes(library.read_bytes())

@@ -16,27 +16,28 @@ NATIVE_OPS = [op for op, impls in IMPLS.items() if "native" in impls]
 needs_compiler = pytest.mark.skipif(not READY, reason="no compiler")
 
 
-def both(op, tensors, cotangent, **options):
+def native_and_exact(op, tensors, cotangent, **options):
     """Of native code, and of the reference in float64: output and gradients."""
-    came = []
+    results = []
     for impl, dtype in (("native", tensors[0].dtype), ("reference", torch.float64)):
         leaves = [x.detach().to(dtype).requires_grad_() for x in tensors]
         out = resolve(op, impl)(*leaves, **options)
-        came.append([out, *torch.autograd.grad(out, leaves, cotangent.to(dtype))])
-    return came
+        results.append([out, *torch.autograd.grad(out, leaves, cotangent.to(dtype))])
+    return results
 
 
 def test_float64_is_refused(monkeypatch):
     monkeypatch.delitem(native.COMPUTE_DTYPES, torch.float64)
     q, k, v = torch.zeros(3, 1, 2, 1, 1, dtype=torch.float64)
-    told = "hyla: impl 'native' takes float32, bfloat16, float16 only, not torch.float64; use impl='auto'"
-    with pytest.raises(ValueError, match=told):
+    message = "hyla: impl 'native' takes float32, bfloat16, float16 only, not torch.float64; use impl='auto'"
+    with pytest.raises(ValueError, match=message):
         ops.hyla(q, k, v, impl="native")
 
 
-def close(mine, exact, bound, what):
-    for x, y in zip(mine, exact, strict=True):
-        assert ((x - y).norm() / y.norm()).item() < bound, what
+def assert_errors_below(actual, exact, bound, case):
+    for x, y in zip(actual, exact, strict=True):
+        relative_error = ((x - y).norm() / y.norm()).item()
+        assert relative_error < bound, case
 
 
 OF_PAIRS = [("hyla", {"normalise": n, "act": act}, {}) for n in NORMALISE for act in ACTS]
@@ -49,12 +50,12 @@ OF_RELATIONS = [
 
 
 @needs_compiler
-@pytest.mark.parametrize(("op", "how", "shape"), OF_PAIRS + OF_RELATIONS)
-def test_its_own_functions_are_those_of_float32(arguments, op, how, shape):
+@pytest.mark.parametrize(("op", "options", "shape"), OF_PAIRS + OF_RELATIONS)
+def test_its_own_functions_are_those_of_float32(arguments, op, options, shape):
     """exp, erf and tanh are its own in float32, and the C library's in float64, where the grid looks."""
     tensors = arguments(op, make_problem(37, 37, dtype=torch.float32)[0], **shape)
-    mine, exact = both(op, tensors, torch.randn(2, 37, 4, 5), causal=True, **how)
-    close(mine, exact, 3e-6, how)
+    actual, expected = native_and_exact(op, tensors, torch.randn(2, 37, 4, 5), causal=True, **options)
+    assert_errors_below(actual, expected, 3e-6, options)
 
 
 @needs_compiler
@@ -62,12 +63,12 @@ def test_its_own_functions_are_those_of_float32(arguments, op, how, shape):
 def test_scores_may_be_large(arguments, op):
     """e^200 is infinite in float32, and e^-200 is 0."""
     (q, k, v), _ = make_problem(18, 20, dtype=torch.float32, d=4)
-    ways = [{}] if op != "hyla" else [{"normalise": x, "act": "identity"} for x in NORMALISE]
-    for how in ways:
+    choices = [{}] if op != "hyla" else [{"normalise": x, "act": "identity"} for x in NORMALISE]
+    for options in choices:
         tensors = arguments(op, (q, k, v))
-        mine, exact = both(op, tensors, torch.randn(2, 18, 4, 5), scale=100.0, **how)
-        assert all(x.isfinite().all() for x in mine)
-        close(mine[:1], exact[:1], 1e-3, how)
+        actual, expected = native_and_exact(op, tensors, torch.randn(2, 18, 4, 5), scale=100.0, **options)
+        assert all(x.isfinite().all() for x in actual)
+        assert_errors_below(actual[:1], expected[:1], 1e-3, options)
 
 
 @needs_compiler
@@ -75,18 +76,19 @@ def test_scores_may_be_large(arguments, op):
 @pytest.mark.parametrize("op", NATIVE_OPS)
 def test_a_softmax_over_one_key_has_no_gradient_but_nan(arguments, op, t):
     """Not even roundings, which would be all there is: both passes round a score alike."""
-    how = {"window": 1} | ({"normalise": "softmax", "act": "relu"} if op == "hyla" else {})
+    options = {"window": 1} | ({"normalise": "softmax", "act": "relu"} if op == "hyla" else {})
     tensors = arguments(op, make_problem(t, t, dtype=torch.float32, d=64)[0])
-    out = resolve(op, "native")(*tensors, **how)
+    out = resolve(op, "native")(*tensors, **options)
     for grad in torch.autograd.grad(out, tensors[:2], torch.randn(out.shape)):
         assert (grad == 0).all()
 
-    how.pop("window")
+    options.pop("window")
     cotangent = torch.ones(2, t, 4, 5)
     cotangent[1, 0] = torch.nan
-    mine, exact = both(op, arguments(op, make_problem(t, 1, dtype=torch.float32)[0]), cotangent, **how)
-    assert not any((x.isfinite() & y.isnan()).any() for x, y in zip(mine, exact, strict=True))
-    assert mine[2][1].isnan().all()
+    tensors = arguments(op, make_problem(t, 1, dtype=torch.float32)[0])
+    actual, expected = native_and_exact(op, tensors, cotangent, **options)
+    assert not any((x.isfinite() & y.isnan()).any() for x, y in zip(actual, expected, strict=True))
+    assert actual[2][1].isnan().all()
 
 
 @needs_compiler
@@ -97,11 +99,11 @@ def test_the_gradient_of_a_score_with_nearly_all_of_the_weight():
     grads = []
     for impl, dtype in (("native", torch.float32), ("reference", torch.float64)):
         leaf = bias.to(dtype).requires_grad_()
-        how = {"bias": leaf, "normalise": "softmax_rms_heads", "act": "identity"}
-        out = resolve("hyla", impl)(*(x.to(dtype) for x in (q, k, v)), **how)
+        options = {"bias": leaf, "normalise": "softmax_rms_heads", "act": "identity"}
+        out = resolve("hyla", impl)(*(x.to(dtype) for x in (q, k, v)), **options)
         grads += torch.autograd.grad(out.sum(), leaf)
-    mine, exact = grads
-    assert_close(mine.double(), exact, rtol=1e-5, atol=0)
+    actual, expected = grads
+    assert_close(actual.double(), expected, rtol=1e-5, atol=0)
 
 
 def beside_poison(*sizes):
@@ -127,8 +129,8 @@ def test_heads_and_widths_beside_poison(op, heads):
             weight = torch.randn(h, e, d + 4).double()
             tensors += [*beside_poison((t, d + 4, 3), (s, d + 4, 3)), symbols, weight]
         limits = {"bias": torch.randn(h, t + s + 3).double()[:, 1:-3], "window": 15}
-        mine, exact = both(op, tensors, torch.randn(2, t, h, e), **limits)
-        for x, y in zip(mine, exact, strict=True):
+        actual, expected = native_and_exact(op, tensors, torch.randn(2, t, h, e), **limits)
+        for x, y in zip(actual, expected, strict=True):
             assert_close(x, y, rtol=1e-9, atol=1e-9)
 
 
@@ -162,9 +164,9 @@ def test_threads_share_the_work_and_nothing_else(arguments, op, bias, t):
         out = resolve(name, impl)(*tensors, **options)
         return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
-    one = grads()
-    assert_close(one, grads("reference"), rtol=1e-9, atol=1e-9)
+    on_one_thread = grads()
+    assert_close(on_one_thread, grads("reference"), rtol=1e-9, atol=1e-9)
     torch.set_num_threads(2)
-    two, again = grads(), grads()
-    assert_close(two, one, rtol=1e-12, atol=1e-12)
-    assert all((x == y).all() for x, y in zip(two, again, strict=True))
+    on_two_threads, again = grads(), grads()
+    assert_close(on_two_threads, on_one_thread, rtol=1e-12, atol=1e-12)
+    assert all((x == y).all() for x, y in zip(on_two_threads, again, strict=True))

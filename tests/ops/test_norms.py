@@ -34,9 +34,9 @@ def test_every_dtype_is_rounded_once(dtype, gain, scale):
     weight = draw(96, dtype=torch.promote_types(dtype, torch.float32) if gain == "wider" else dtype) + 1
     bias, ulp = draw(96, dtype=dtype), torch.finfo(dtype).eps
     slack = 1.01 * ulp / 2 if dtype in (torch.float16, torch.bfloat16) else 8 * ulp
-    for came, wanted in (
+    for actual, expected in (
         (rms_norm(x, weight), rms_oracle(x, weight, 1e-5)),
         (layer_norm(x, weight, bias), layer_oracle(x, weight, bias, 1e-5)),
     ):
-        assert came.dtype == dtype
-        assert_close(came.double(), wanted, atol=slack, rtol=slack)
+        assert actual.dtype == dtype
+        assert_close(actual.double(), expected, atol=slack, rtol=slack)

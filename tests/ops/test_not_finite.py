@@ -30,19 +30,23 @@ SIZES = ((3, 20), (17, 18), (9, 21))
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
 
-def alone(op, tensors, options):
+def query_by_query(op, tensors, options):
     """Output (t h e) of the last sample, and its part of the gradients of all arguments and of the bias."""
-    given = dict(zip(TENSORS[op], tensors, strict=True))
-    (b, t), s, bias = given["q"].shape[:2], given["k"].shape[1], options["bias"]
-    look = Masks(options["mask"], options["causal"], options["window"]).visible(t, s, given["q"].device)
-    look = (torch.ones(t, s, dtype=torch.bool) if look is None else look).expand(b, 1, t, s)[-1, 0]
-    kept = {name: x for name, x in options.items() if name not in ("mask", "causal", "window", "bias", "cu_seqlens")}
+    tensors_by_name = dict(zip(TENSORS[op], tensors, strict=True))
+    (b, t), s = tensors_by_name["q"].shape[:2], tensors_by_name["k"].shape[1]
+    bias = options["bias"]
+    visible = Masks(options["mask"], options["causal"], options["window"]).visible(t, s, tensors[0].device)
+    if visible is None:
+        visible = torch.ones(t, s, dtype=torch.bool)
+    limits = ("mask", "causal", "window", "bias", "cu_seqlens")
+    other_options = {name: x for name, x in options.items() if name not in limits}
     outs = []
-    for i, keys in enumerate(look):
-        own = {name: x[-1:, i : i + 1] if name in OF_QUERIES else x for name, x in given.items()}
-        own = {name: x[-1:, keys] if name in OF_KEYS else x for name, x in own.items()}
-        cut = None if bias is None else dense(bias, t, s)[None, ..., i : i + 1, keys]
-        outs.append(resolve(op, "reference")(*own.values(), bias=cut, **kept)[0, 0])
+    for i, keys in enumerate(visible.expand(b, 1, t, s)[-1, 0]):
+        slices = dict(tensors_by_name)
+        slices |= {name: x[-1:, i : i + 1] for name, x in tensors_by_name.items() if name in OF_QUERIES}
+        slices |= {name: x[-1:, keys] for name, x in tensors_by_name.items() if name in OF_KEYS}
+        bias_row = None if bias is None else dense(bias, t, s)[None, ..., i : i + 1, keys]
+        outs.append(resolve(op, "reference")(*slices.values(), bias=bias_row, **other_options)[0, 0])
     out = torch.stack(outs)
     return [out, *torch.autograd.grad(out.sum(), [*tensors, *([] if bias is None else [bias])])]
 
@@ -76,7 +80,7 @@ def spoilt(x, n, value):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy in the interpreter
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_what_a_query_sees_is_never_lost(op, impl):
-    taken, compared = 0, 0
+    num_accepted, num_compared = 0, 0
     sizes, values = (SIZES[:1], VALUES[:2]) if impl == "triton" else (SIZES, VALUES)
     cases = list(itertools.product(functions(op, impl), values, (*TENSORS[op], "bias")))
     # A step that shares no factor with the numbers of sizes, limits, values and arguments: all of them are met.
@@ -85,30 +89,30 @@ def test_what_a_query_sees_is_never_lost(op, impl):
     for n, (extra, value, name) in some(list(enumerate(cases))[::step]):
         (t, s), options = sizes[n % len(sizes)], {**extra, **REQUIRED_OPTIONS.get(impl, {})}
         limits = {**limited(n, impl), **({"bias": "offset"} if name == "bias" else {})}
-        qkv, given = make_problem(t, s, g=4 if value in VALUES[2:] else 2, dtype=torch.float32, **limits)
-        options = given | options
+        qkv, limit_options = make_problem(t, s, g=4 if value in VALUES[2:] else 2, dtype=torch.float32, **limits)
+        options = limit_options | options
         tensors = make_arguments(op, qkv)
         if name == "bias":
             options["bias"] = spoilt(options["bias"], n, value if value != -float("inf") else float("nan"))
         else:
             tensors[TENSORS[op].index(name)] = spoilt(tensors[TENSORS[op].index(name)], n, value)
-        wanted = alone(op, tensors, options)
-        cotangent = torch.ones(2, *wanted[0].shape)
-        more = [] if options["bias"] is None else [options["bias"]]
+        expected = query_by_query(op, tensors, options)
+        cotangent = torch.ones(2, *expected[0].shape)
+        biases = [] if options["bias"] is None else [options["bias"]]
         try:
-            came = output_and_gradients(op, impl, tensors, options, cotangent, more)
+            actual = output_and_gradients(op, impl, tensors, options, cotangent, biases)
         except ValueError as error:
             assert "takes" in str(error) or "needs" in str(error)  # noqa: PT017
             continue
         # PyTorch's own kernel gives an infinite score the weight 0 in its gradients; its output is NaN, too.
-        came[0] = came[0][-1]
-        for which, (x, y) in enumerate(list(zip(came, wanted, strict=True))[: 1 if impl == "sdpa" else None]):
-            lost = y.isnan() & x.isfinite()
-            assert not lost.any(), (extra, name, value, limits, (t, s), which, lost.nonzero()[0].tolist())
-            compared += y.isnan().any().item()
-        taken += 1
-    assert taken
-    assert 2 * compared > taken
+        actual[0] = actual[0][-1]
+        for number, (x, y) in enumerate(list(zip(actual, expected, strict=True))[: 1 if impl == "sdpa" else None]):
+            is_lost = y.isnan() & x.isfinite()
+            assert not is_lost.any(), (extra, name, value, limits, (t, s), number, is_lost.nonzero()[0].tolist())
+            num_compared += y.isnan().any().item()
+        num_accepted += 1
+    assert num_accepted
+    assert 2 * num_compared > num_accepted
 
 
 @pytest.mark.parametrize(("op", "impl"), [(op, impl) for op, impl in ALL if impl in ("native", "blocked", "sdpa")])
@@ -118,9 +122,9 @@ def test_a_bias_that_hides_other_pairs_loses_no_nan(op, impl):
         qkv, options = make_problem(t, 6, bias="dense", dtype=torch.float32)
         tensors, bias = make_arguments(op, qkv), options["bias"].detach()
         bias[..., 0, 1], bias[..., 1, 0] = torch.nan, -torch.inf
-        came, wanted = (resolve(op, which)(*tensors, bias=bias).isnan() for which in (impl, "reference"))
-        assert wanted[:, 0].any()
-        assert came.equal(wanted)
+        actual, expected = (resolve(op, name)(*tensors, bias=bias).isnan() for name in (impl, "reference"))
+        assert expected[:, 0].any()
+        assert actual.equal(expected)
 
 
 @pytest.mark.parametrize("s", [1, 5, 15, 16])
@@ -130,17 +134,17 @@ def test_a_query_with_no_score_but_nan(s, limit):
     t, limit = 4 if "causal" not in limit else s, dict(limit)
     for spoilt_keys in (False, True):
         q, k, v = (torch.randn(2, n, 2, 3) for n in (t, s, s))
-        where = k[1] if spoilt_keys else q[1, 0]
-        where[:] = float("nan")
+        row = k[1] if spoilt_keys else q[1, 0]
+        row[:] = float("nan")
         q.requires_grad_()
-        out = softmax_attention(q, k, v, impl="sdpa", **limit)
-        wanted = softmax_attention(q, k, v, impl="reference", **limit)
-        assert out.isnan().equal(wanted.isnan())
-        assert wanted[1, 0].isnan().all()
-        assert torch.autograd.grad(out.sum(), q)[0][1, 0].isnan().all()
-    seen = torch.ones(t, s, dtype=torch.bool)
+        actual = softmax_attention(q, k, v, impl="sdpa", **limit)
+        expected = softmax_attention(q, k, v, impl="reference", **limit)
+        assert actual.isnan().equal(expected.isnan())
+        assert expected[1, 0].isnan().all()
+        assert torch.autograd.grad(actual.sum(), q)[0][1, 0].isnan().all()
+    visible = torch.ones(t, s, dtype=torch.bool)
     q, k, v = (x[:, :, 0].detach() for x in (q, k, v))
-    assert scaled_dot_product_attention(q, k, v, seen).isnan().any(-1).all(-1).tolist() == [False, True]
+    assert scaled_dot_product_attention(q, k, v, visible).isnan().any(-1).all(-1).tolist() == [False, True]
 
 
 @pytest.mark.parametrize("value", VALUES[:2])

@@ -29,13 +29,13 @@ class Original:
     def __init__(self, name):
         arrays = np.load(FIXTURES / f"dat_{name}.npz")
         self.config = json.loads(str(arrays["meta_json"]))["cfg"]
-        wanted = {key: torch.tensor(arrays[key]) for key in arrays.files if key != "meta_json"}
+        tensors = {key: torch.tensor(arrays[key]) for key in arrays.files if key != "meta_json"}
         self.leaves = {
-            key: wanted[key].requires_grad_()
-            for key in wanted
-            if key.startswith(("in::", "w::")) and f"g{key}" in wanted
+            key: tensors[key].requires_grad_()
+            for key in tensors
+            if key.startswith(("in::", "w::")) and f"g{key}" in tensors
         }
-        self.wanted = wanted
+        self.tensors = tensors
 
     def map(self, name, x, heads):
         """A linear map of the original, in heads."""
@@ -61,20 +61,20 @@ def test_outputs_and_gradients_are_those_of_the_original(op, name):
     if op == "relational":
         tensors.append(file.leaves["w::wr"])
     acts = {"act": config.get("activation", "softmax")} if op == "abstractor" else {"relation_act": act}
-    how = {"causal": config["call"].get("is_causal", False), **acts}
-    out = by_row(resolve(op), tensors, how) if name == "ra_relpos" else resolve(op)(*tensors, **how)
+    options = {"causal": config["call"].get("is_causal", False), **acts}
+    out = by_row(resolve(op), tensors, options) if name == "ra_relpos" else resolve(op)(*tensors, **options)
     out = file.map("wo", out.flatten(2), 1).flatten(2)
-    assert_close(out, file.wanted["out.0"], rtol=1e-5, atol=1e-5)
-    grads = torch.autograd.grad(out, list(file.leaves.values()), file.wanted["G"])
+    assert_close(out, file.tensors["out.0"], rtol=1e-5, atol=1e-5)
+    grads = torch.autograd.grad(out, list(file.leaves.values()), file.tensors["G"])
     for key, grad in zip(file.leaves, grads, strict=True):
-        assert_close(grad, file.wanted[f"g{key}"], rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
+        assert_close(grad, file.tensors[f"g{key}"], rtol=1e-4, atol=1e-5, msg=lambda text, key=key: f"{key}: {text}")
 
 
-def by_row(run, tensors, how):
+def by_row(run, tensors, options):
     """Symbols of each pair (t s g e) are those by offset of one query at a time."""
     q, k, q_rel, k_rel, pairs, weight = tensors
     rows = range(q.shape[1])
-    return torch.cat([run(q[:, [i]], k, q_rel[:, [i]], k_rel, pairs[i], weight, **how) for i in rows], 1)
+    return torch.cat([run(q[:, [i]], k, q_rel[:, [i]], k_rel, pairs[i], weight, **options) for i in rows], 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------- HYLA
@@ -127,5 +127,5 @@ def test_the_original_layer(file):
         return
     out.backward(torch.tensor(data["cotangent"]))
     for name, leaf in leaves.items():
-        wanted = torch.tensor(data["grad_x" if name == "x" else f"grad/{name}"])
-        assert_close(leaf.grad, wanted, rtol=1e-5, atol=1e-5 * wanted.abs().max().clamp(min=1).item())
+        expected = torch.tensor(data["grad_x" if name == "x" else f"grad/{name}"])
+        assert_close(leaf.grad, expected, rtol=1e-5, atol=1e-5 * expected.abs().max().clamp(min=1).item())

@@ -30,8 +30,8 @@ LIMITS = [(size, n, None) for size, n in zip([(1, 6), (5, 5), (5, 5), (7, 4), (7
 LIMITS += [((9, 9), None, PACKED), ((9, 9), 3, PACKED)]
 
 
-CASES = [(size, None, None, *rest) for size, *rest in itertools.product(SIZES, *OPTIONS)]
-CASES += [(*limits, *rest) for limits, *rest in itertools.product(LIMITS, *OPTIONS)][::5]
+CASES = [(size, None, None, *options) for size, *options in itertools.product(SIZES, *OPTIONS)]
+CASES += [(*limits, *options) for limits, *options in itertools.product(LIMITS, *OPTIONS)][::5]
 """Sizes, window, edges of packed sequences, bias, mask, keep, causal."""
 
 
@@ -59,12 +59,15 @@ def _small_tiles(monkeypatch, small_tiles):
 
 def refusal(op, impl, tensors, options, variant, weight=None):
     """Why the backend does not take the inputs, by its own account."""
-    parts = {key: options[key] for key in ("bias", "mask", "keep", "causal", "window", "cu_seqlens")}
-    given = dict(zip(TENSORS[op], tensors, strict=True))
-    given = {"v" if name == "symbols" else name: x for name, x in given.items()}
-    act = variant.get("relation_act", variant.get("act", "identity"))
-    deep = weight if variant.get("deep") else None
-    call = AttentionCall(**given, **parts, normalise=variant.get("normalise", "softmax"), act=act, value_weight=deep)
+    limits = {key: options[key] for key in ("bias", "mask", "keep", "causal", "window", "cu_seqlens")}
+    tensors_by_name = dict(zip(TENSORS[op], tensors, strict=True))
+    tensors_by_name = {"v" if name == "symbols" else name: x for name, x in tensors_by_name.items()}
+    choices = {
+        "normalise": variant.get("normalise", "softmax"),
+        "act": variant.get("relation_act", variant.get("act", "identity")),
+        "value_weight": weight if variant.get("deep") else None,
+    }
+    call = AttentionCall(**tensors_by_name, **limits, **choices)
     return OPS[op].backends[impl].unsupported_reason(call)
 
 
@@ -85,8 +88,7 @@ def test_backend_equals_reference(problem, arguments, case):
     offset = GRID.index(case)
     torch.manual_seed(offset)
     weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True)
-    for n, ((t, s), window, edges, *how) in some(enumerate(cases(op, impl, offset))):
-        bias, mask, keep, causal = how
+    for n, ((t, s), window, edges, bias, mask, keep, causal) in some(enumerate(cases(op, impl, offset))):
         limits = {"window": window, "edges": edges}
         b = 3 if n % 3 == 1 else 2
         g, scale = (2, 1, 4)[n // 3 % 3], (None, -0.3)[n // 2 % 2]
@@ -98,28 +100,29 @@ def test_backend_equals_reference(problem, arguments, case):
                 run(op, impl, tensors, options, variant, weight, None)
             continue
         cotangent = torch.randn(len(qkv[0]), t, 4, 5, dtype=torch.float64)
-        wanted = run(op, "reference", tensors, options, variant, weight, cotangent)
-        came = run(op, impl, tensors, options, variant, weight, cotangent)
-        where = f"t {t} s {s} g {g} scale {scale} bias {bias} mask {mask} keep {keep} causal {causal} {limits}"
-        for x, y in some(zip(came, wanted, strict=True)):
-            assert_close(x, y, rtol=1e-9, atol=1e-9, msg=lambda text, where=where: f"{where}: {text}")
+        expected = run(op, "reference", tensors, options, variant, weight, cotangent)
+        actual = run(op, impl, tensors, options, variant, weight, cotangent)
+        case_name = f"t {t} s {s} g {g} scale {scale} bias {bias} mask {mask} keep {keep} causal {causal} {limits}"
+        for x, y in some(zip(actual, expected, strict=True)):
+            assert_close(x, y, rtol=1e-9, atol=1e-9, msg=lambda text, case_name=case_name: f"{case_name}: {text}")
         if mask == "rows":
-            assert (came[0][0, t // 2] == 0).all()
-        assert all(x.isfinite().all() for x in wanted)
+            assert (actual[0][0, t // 2] == 0).all()
+        assert all(x.isfinite().all() for x in expected)
 
 
 def test_the_grid_is_neither_empty_nor_refused_throughout(problem, arguments):
     for op, impl in some(PAIRS):
-        taken, easy = 0, {"normalise": "identity", "act": "softmax" if op == "abstractor" else "identity"}
-        for (t, s), window, edges, *how in CASES:
-            options = dict(zip(("bias", "mask", "keep", "causal"), how, strict=True))
-            qkv, options = problem(t, s, **options, window=window, edges=edges)
-            taken += refusal(op, impl, arguments(op, qkv), options, easy) is None
-        assert taken >= (len(CASES) if impl == "blocked" else 12)
+        num_accepted = 0
+        easy = {"normalise": "identity", "act": "softmax" if op == "abstractor" else "identity"}
+        for (t, s), window, edges, bias, mask, keep, causal in CASES:
+            limits = {"window": window, "edges": edges}
+            qkv, options = problem(t, s, bias=bias, mask=mask, keep=keep, causal=causal, **limits)
+            num_accepted += refusal(op, impl, arguments(op, qkv), options, easy) is None
+        assert num_accepted >= (len(CASES) if impl == "blocked" else 12)
 
 
-def error(came, exact):
-    return [((x.double() - y).norm() / (y.norm() + 1e-9)).item() for x, y in zip(came, exact, strict=True)]
+def relative_errors(actual, exact):
+    return [((x.double() - y).norm() / (y.norm() + 1e-9)).item() for x, y in zip(actual, exact, strict=True)]
 
 
 HALVES = [
@@ -139,8 +142,8 @@ def test_half_precision_errs_at_most_twice_as_much_as_the_reference(problem, arg
     tensors = arguments(op, qkv, p=8)
     wide = [x.detach().double().requires_grad_() for x in tensors]
     exact = run(op, "reference", wide, options, variant, None, cotangent.double())
-    budget = error(run(op, "reference", tensors, options, variant, None, cotangent), exact)
-    came = run(op, impl, tensors, options, variant, None, cotangent)
-    assert all(x.dtype == dtype for x in came)
-    for mine, allowed in zip(error(came, exact), budget, strict=True):
-        assert mine <= 2 * allowed
+    budget = relative_errors(run(op, "reference", tensors, options, variant, None, cotangent), exact)
+    actual = run(op, impl, tensors, options, variant, None, cotangent)
+    assert all(x.dtype == dtype for x in actual)
+    for relative_error, allowed in some(zip(relative_errors(actual, exact), budget, strict=True)):
+        assert relative_error <= 2 * allowed

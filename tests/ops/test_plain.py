@@ -58,10 +58,10 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("given", "told"), MISTAKES)
-def test_mistakes_are_one_line(given, told):
-    with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: {told}"):
-        scaled_dot_product_attention(*given)
+@pytest.mark.parametrize(("inputs", "message"), MISTAKES)
+def test_mistakes_are_one_line(inputs, message):
+    with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: {message}"):
+        scaled_dot_product_attention(*inputs)
 
 
 def test_softmax_of_an_unknown_dim():

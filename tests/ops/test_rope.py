@@ -69,29 +69,32 @@ def test_angles_are_never_rounded_to_half(dtype, layout):
 
 
 def test_mistakes_are_one_line():
-    x, where = torch.zeros(2, 5, 4), torch.arange(5)
+    x, positions = torch.zeros(2, 5, 4), torch.arange(5)
     for call, text in (
-        (lambda: rope(x[..., :3], where), "rope: the width must be even but is 3$"),
-        (lambda: rope(x, where, layout="halve"), r"rope: unknown layout 'halve'; did you mean 'half'\?"),
-        (lambda: rope(x, where - 1), "rope: positions must not be negative but hold -1$"),
-        (lambda: rope(x, where.float()), "rope: positions must be of an integer dtype but is torch.float32$"),
-        (lambda: rope(x, where[:4]), r"rope: positions of shape \(4,\) do not broadcast to \(2, 5\)$"),
-        (lambda: rope(x, where[None, None] % 2), r"rope: positions of shape \(1, 1, 5\) do not broadcast to \(2, 5\)$"),
-        (lambda: rope(x, where[:0]), r"rope: positions of shape \(0,\) do not broadcast to \(2, 5\)$"),
+        (lambda: rope(x[..., :3], positions), "rope: the width must be even but is 3$"),
+        (lambda: rope(x, positions, layout="halve"), r"rope: unknown layout 'halve'; did you mean 'half'\?"),
+        (lambda: rope(x, positions - 1), "rope: positions must not be negative but hold -1$"),
+        (lambda: rope(x, positions.float()), "rope: positions must be of an integer dtype but is torch.float32$"),
+        (lambda: rope(x, positions[:4]), r"rope: positions of shape \(4,\) do not broadcast to \(2, 5\)$"),
+        (
+            lambda: rope(x, positions[None, None] % 2),
+            r"rope: positions of shape \(1, 1, 5\) do not broadcast to \(2, 5\)$",
+        ),
+        (lambda: rope(x, positions[:0]), r"rope: positions of shape \(0,\) do not broadcast to \(2, 5\)$"),
     ):
         refused(call, f"^{text}")
 
 
 def test_samples_of_vmap_may_lie_anywhere_and_have_their_own_positions():
     """The stride of samples is odd: no view as complex numbers; and vmap reads no data."""
-    x, places = torch.randn(3 * 41).as_strided((3, 5, 8), (41, 8, 1)), torch.arange(15).view(3, 5)
-    torch.testing.assert_close(torch.func.vmap(rope)(x, places), rope(x.clone(), places))
+    x, positions = torch.randn(3 * 41).as_strided((3, 5, 8), (41, 8, 1)), torch.arange(15).view(3, 5)
+    torch.testing.assert_close(torch.func.vmap(rope)(x, positions), rope(x.clone(), positions))
 
 
 def test_positions_without_data_are_not_read():
     """As where memory is estimated without computing, or a graph is traced."""
     with FakeTensorMode():
         assert rope(torch.empty(2, 5, 3, 4), torch.arange(5)[:, None]).shape == (2, 5, 3, 4)
-    x, places = torch.randn(2, 5, 3, 4), torch.arange(5)[:, None]
-    traced = make_fx(lambda x, places: rope(x, places))(x, places)
-    torch.testing.assert_close(traced(2 * x, places + 1), rope(2 * x, places + 1))
+    x, positions = torch.randn(2, 5, 3, 4), torch.arange(5)[:, None]
+    traced = make_fx(lambda x, positions: rope(x, positions))(x, positions)
+    torch.testing.assert_close(traced(2 * x, positions + 1), rope(2 * x, positions + 1))

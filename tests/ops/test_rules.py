@@ -26,10 +26,10 @@ SENDERS = ("k", "v", "k_rel", "symbols")
 pytestmark = pytest.mark.usefixtures("small_tiles")
 
 
-def unless_refused(refusal, op, impl, *given):
+def unless_refused(refusal, op, impl, *inputs):
     """Output and gradients, or None where the impl says that it does not take a limit."""
     try:
-        return output_and_gradients(op, impl, *given)
+        return output_and_gradients(op, impl, *inputs)
     except ValueError as error:
         assert any(words in str(error) for words in refusal)  # noqa: PT017
         return None
@@ -47,15 +47,16 @@ def test_nothing_comes_of_nothing(problem, arguments, op, impl, kind):
     if by_offset and ("symbols" not in TENSORS[op] or impl == "sdpa"):
         pytest.skip("takes none")
     sizes = [(1, 3, 0), (1, 0, 3), (0, 3, 4), (2, 0, 0)]
-    most = 4 if kind is None else 3  # without queries and keys there are -1 offsets
-    for n, (b, t, s) in some(enumerate(sizes[: sample_count(impl, 1, most)])):
+    num_sizes = 4 if kind is None else 3  # without queries and keys there are -1 offsets
+    for n, (b, t, s) in some(enumerate(sizes[: sample_count(impl, 1, num_sizes)])):
         qkv, options = problem(t, s, b=b, bias=None if by_offset else kind, causal=n % 2 == 0)
-        more = [x for x in (options["bias"],) if x is not None]
+        biases = [x for x in (options["bias"],) if x is not None]
         tensors, cotangent = arguments(op, qkv, offset=by_offset), torch.ones(b, t, 4, 5, dtype=torch.float64)
         options |= REQUIRED_OPTIONS.get(impl, {})
-        if (came := unless_refused(NO_BIAS, op, impl, tensors, options, cotangent, more)) is None:
+        actual = unless_refused(NO_BIAS, op, impl, tensors, options, cotangent, biases)
+        if actual is None:
             continue
-        for x, like in zip(came, [cotangent, *tensors, *more], strict=True):
+        for x, like in zip(actual, [cotangent, *tensors, *biases], strict=True):
             assert x.shape == like.shape
             assert (x == 0).all()
 
@@ -64,7 +65,7 @@ def test_nothing_comes_of_nothing(problem, arguments, op, impl, kind):
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl):
     """Single pairs, and for one query all: code and gradients are exactly 0 there."""
-    t, s, taken = 4, 5, 0
+    t, s, num_compared = 4, 5, 0
     for n, extra in some(enumerate(options_of_scores(op, impl))):
         for kind in ("offset",) if impl == "triton" else ("offset", "dense", "per_sample"):
             b = sample_count(impl)
@@ -76,27 +77,28 @@ def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl
                 if kind != "offset":
                     options["bias"][..., 1, :] = -torch.inf
             bias = options["bias"]
-            shown = bias != -torch.inf
+            visible = bias != -torch.inf
             cotangent = torch.randn(b, t, 4, 5, dtype=torch.float64)
-            if (came := unless_refused(NO_BIAS, op, impl, tensors, options, cotangent, [bias])) is None:
+            actual = unless_refused(NO_BIAS, op, impl, tensors, options, cotangent, [bias])
+            if actual is None:
                 continue
-            finite = torch.where(shown, bias, 0.0).detach().requires_grad_()
-            masks = [x for x in (options["mask"], dense(shown, t, s)) if x is not None]
+            finite = torch.where(visible, bias, 0.0).detach().requires_grad_()
+            masks = [x for x in (options["mask"], dense(visible, t, s)) if x is not None]
             masked = options | {"bias": finite, "mask": masks[0] if len(masks) == 1 else masks[0] & masks[1]}
-            wanted = output_and_gradients(op, "reference", tensors, masked, cotangent, [finite])
-            assert_close(came, wanted, rtol=1e-9, atol=1e-9)
-            assert (came[-1][~shown] == 0).all()
-            assert (came[0][:, 1] == 0).all()
-            assert (came[1][:, 1] == 0).all()
-            taken += 1
-    assert taken or impl == "chunked"
+            expected = output_and_gradients(op, "reference", tensors, masked, cotangent, [finite])
+            assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+            assert (actual[-1][~visible] == 0).all()
+            assert (actual[0][:, 1] == 0).all()
+            assert (actual[1][:, 1] == 0).all()
+            num_compared += 1
+    assert num_compared or impl == "chunked"
 
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(("op", "impl"), ALL)
 def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
     """Padding, and a column of a mask of pairs; samples differ."""
-    t, s, taken = 4, 6, 0
+    t, s, num_compared = 4, 6, 0
     for n, extra in some(enumerate(options_of_scores(op, impl))):
         b, mask = sample_count(impl), "keys" if n % 2 == 0 or impl in REQUIRED_OPTIONS else "rows"
         qkv, options = problem(t, s, mask=mask, causal=n % 3 == 1, b=b)
@@ -110,13 +112,14 @@ def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
                 for xs, value in ((spoilt, (torch.nan, torch.inf)[n % 2]), (zeros, 0.0)):
                     xs[i] = tensors[i].detach().masked_fill(nobody[..., None, None], value).requires_grad_()
         cotangent = torch.randn(b, t, 4, 5, dtype=torch.float64)
-        if (came := unless_refused(NO_PAIRS, op, impl, spoilt, options, cotangent)) is None:
+        actual = unless_refused(NO_PAIRS, op, impl, spoilt, options, cotangent)
+        if actual is None:
             continue
-        assert_close(came, output_and_gradients(op, "reference", zeros, options, cotangent), rtol=1e-9, atol=1e-9)
-        for name, grad in zip(TENSORS[op], came[1:], strict=True):
+        assert_close(actual, output_and_gradients(op, "reference", zeros, options, cotangent), rtol=1e-9, atol=1e-9)
+        for name, grad in zip(TENSORS[op], actual[1:], strict=True):
             assert name not in SENDERS or (grad[nobody] == 0).all()
-        taken += 1
-    assert taken
+        num_compared += 1
+    assert num_compared
 
 
 @pytest.mark.parametrize("normalise", [*NORMALISE, "relations", "of a layer", "textbook"])
@@ -133,12 +136,13 @@ def test_a_key_that_no_query_sees_may_hold_anything(normalise, fill):
     torch.manual_seed(0)
     q, k = torch.randn(2, 1, 5, 5, 3, dtype=torch.float64) if normalise == "textbook" else torch.randn(2, 1, 5, 2, 3)
     hidden = ~mask[:, None] if normalise == "textbook" else ~mask[:, None, None]
-    found = []
+    results = []
     for value in (fill, 0.0):
         leaves = q.clone().requires_grad_(), k.masked_fill(hidden, value).requires_grad_()
-        found.append([out := run(*leaves), *torch.autograd.grad(out.square().sum(), leaves)])
-    for came, wanted in zip(*found, strict=True):
-        assert_close(came, wanted)
+        out = run(*leaves)
+        results.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
+    for actual, expected in zip(*results, strict=True):
+        assert_close(actual, expected)
 
 
 @pytest.mark.parametrize(("op", "impl"), [*ALL, *((op, "auto") for op in IMPLS)])
@@ -146,24 +150,24 @@ def test_every_gradient_that_is_asked_for_comes_or_is_refused(problem, arguments
     """One argument at a time: alone it gets what it gets with all others."""
     qkv, _ = problem(5, 6, b=3)
     plain = [x.detach() for x in arguments(op, qkv)]
-    given = dict(zip(TENSORS[op], plain, strict=True))
-    given |= {"bias": torch.randn(4, 10).double(), "keep": torch.rand(1, 4, 5, 6).double()}
-    given |= {"value_weight": torch.randn(4, 5, 5).double()} if op == "hyla" else {}
+    values = dict(zip(TENSORS[op], plain, strict=True))
+    values |= {"bias": torch.randn(4, 10).double(), "keep": torch.rand(1, 4, 5, 6).double()}
+    values |= {"value_weight": torch.randn(4, 5, 5).double()} if op == "hyla" else {}
     cotangent = torch.randn(3, 5, 4, 5, dtype=torch.float64)
-    for name in some(("keep",) if impl == "triton" else given):  # the grids of kernels have the others
-        used = {**{x: given[x] for x in TENSORS[op]}, name: given[name].clone().requires_grad_()}
-        came = []
-        for which in (impl, "reference"):
+    for name in some(("keep",) if impl == "triton" else values):  # the grids of kernels have the others
+        used = {**{x: values[x] for x in TENSORS[op]}, name: values[name].clone().requires_grad_()}
+        gradients = []
+        for backend in (impl, "reference"):
             try:
-                out = resolve(op, which)(**used, **REQUIRED_OPTIONS.get(impl, {}))
+                out = resolve(op, backend)(**used, **REQUIRED_OPTIONS.get(impl, {}))
             except ValueError as error:
                 assert name not in TENSORS[op]
                 assert f"takes no {name}" in str(error)  # noqa: PT017
                 assert impl not in ("auto", "reference")
                 break
-            came.append(torch.autograd.grad(out, used[name], cotangent))
+            gradients.append(torch.autograd.grad(out, used[name], cotangent))
         else:
-            assert_close(*came, rtol=1e-9, atol=1e-9)
+            assert_close(*gradients, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("op", IMPLS)
@@ -184,34 +188,34 @@ LIMITED = {
 }
 
 
-@pytest.mark.parametrize("who", LIMITED)
-def test_limits_that_cannot_be_are_refused(who):
+@pytest.mark.parametrize("function", LIMITED)
+def test_limits_that_cannot_be_are_refused(function):
     packed = {"cu_seqlens": torch.tensor([0, 1, 4], dtype=torch.int32)}
-    for b, t, limits, told in [
+    for b, t, limits, message in [
         (1, 4, {"window": 0}, "window must be an integer of at least 1 but is 0"),
         (2, 4, packed, "with cu_seqlens b must be 1 and t = s but b = 2, t = 4, s = 4"),
         (1, 3, packed, "with cu_seqlens b must be 1 and t = s but b = 1, t = 3, s = 4"),
     ]:
-        with refusing(f"{who}: {told}"):
-            LIMITED[who](torch.zeros(b, t, 1, 1), torch.zeros(b, 4, 1, 1), **limits)
+        with refusing(f"{function}: {message}"):
+            LIMITED[function](torch.zeros(b, t, 1, 1), torch.zeros(b, 4, 1, 1), **limits)
 
 
-@pytest.mark.parametrize("who", LIMITED)
+@pytest.mark.parametrize("function", LIMITED)
 @pytest.mark.parametrize("edges", [(2, 2), (0, 3, 1, 4), (0, 2, 5), (3, 1)], ids=str)
-def test_edges_of_packed_sequences_are_read(who, edges):
+def test_edges_of_packed_sequences_are_read(function, edges):
     """Lengths in place of edges gave numbers without a word.  In compiled code and under vmap nobody can read them."""
-    x, given = torch.zeros(1, 4, 1, 1), torch.tensor(edges, dtype=torch.int32)
+    x, wrong = torch.zeros(1, 4, 1, 1), torch.tensor(edges, dtype=torch.int32)
 
-    def called(cu_seqlens):
-        return LIMITED[who](x, x, cu_seqlens=cu_seqlens)
+    def call(cu_seqlens):
+        return LIMITED[function](x, x, cu_seqlens=cu_seqlens)
 
-    with refusing(f"{who}: cu_seqlens must begin with 0, not decrease and end by t = 4 but is {list(edges)}"):
-        called(given)
-    torch.func.vmap(called)(given[None])
+    with refusing(f"{function}: cu_seqlens must begin with 0, not decrease and end by t = 4 but is {list(edges)}"):
+        call(wrong)
+    torch.func.vmap(call)(wrong[None])
     torch._dynamo.reset()
-    torch.compile(called, backend="eager", fullgraph=True)(given)
-    for fine in ([0, 0, 4], [0, 2], [0], []):
-        called(torch.tensor(fine, dtype=torch.int32))
+    torch.compile(call, backend="eager", fullgraph=True)(wrong)
+    for right in ([0, 0, 4], [0, 2], [0], []):
+        call(torch.tensor(right, dtype=torch.int32))
 
 
 @pytest.mark.thinned(3)
@@ -224,17 +228,20 @@ def test_a_bias_that_all_keys_of_a_query_share_changes_no_softmax(
     """Other libraries hide keys by such a bias; a query of padding then has no other keys."""
     if not small:
         monkeypatch.undo()  # a tile then has keys that its query does not see
-    ways = [{"normalise": n} for n in SOFTMAX_AXIS] if op in ("linear", "hyla", "pooled") else [{}]
-    for n, (how, t) in enumerate(itertools.product(ways, (3, 18))):  # few queries, and many
+    num_compared = 0
+    choices = [{"normalise": n} for n in SOFTMAX_AXIS] if op in ("linear", "hyla", "pooled") else [{}]
+    for n, (normaliser, t) in enumerate(itertools.product(choices, (3, 18))):  # few queries, and many
         qkv, options = problem(t, 20, dtype=torch.float32, causal=n % 3 > 0)
         with torch.no_grad():
             qkv[0].zero_()  # else -1e9 would round the scores
         tensors, bias, cotangent = arguments(op, qkv), torch.zeros(2, 1, t, 20), torch.randn(2, t, 4, 5)
         bias[:, :, 1] = low
-        came = unless_refused(("takes ",), op, impl, tensors, options | how | {"bias": bias}, cotangent)
-        if came is not None:
-            wanted = output_and_gradients(op, "reference", tensors, options | how, cotangent)
-            assert_close(came, wanted, rtol=1e-5, atol=1e-5)
+        actual = unless_refused(("takes ",), op, impl, tensors, options | normaliser | {"bias": bias}, cotangent)
+        if actual is not None:
+            expected = output_and_gradients(op, "reference", tensors, options | normaliser, cotangent)
+            assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+            num_compared += 1
+    assert num_compared or impl in ("triton", "chunked")
 
 
 @pytest.mark.parametrize("impl", ["reference", "blocked"])
@@ -257,9 +264,9 @@ def test_an_output_may_be_written_to(problem, arguments, op, impl):
     plain = resolve(op, impl)(*tensors, **options)
     out = resolve(op, impl)(*tensors, **options).mul_(3)
     try:
-        came = torch.autograd.grad(out.sum(), tensors)
+        gradients = torch.autograd.grad(out.sum(), tensors)
     except RuntimeError as error:
         assert impl in ("native", "sdpa") or op == "pooled"  # the reference reads its maximum
         assert "modified by an inplace operation" in str(error)  # noqa: PT017
         return
-    assert_close(came, torch.autograd.grad(3 * plain.sum(), tensors))
+    assert_close(gradients, torch.autograd.grad(3 * plain.sum(), tensors))

@@ -23,9 +23,9 @@ def test_equals_the_oracle_with_its_gradients(problem, number):
     qkv, options = problem(t, s, bias=bias, mask=mask, keep=number % 2 == 0, g=(1, 2, 4)[number % 3])
     options |= {"normalise": NORMALISE[number % 5], "act": ACTS[number % 5], "pool": pool, "network": "sequence"}
     out = ph.ops.pooled_attention(*qkv, **options)
-    wanted = oracle.answer("pooled", dict(zip("qkv", qkv, strict=True)), options)
-    assert_close(out, wanted, rtol=1e-9, atol=1e-9)
-    gradients = (torch.autograd.grad(y.square().sum() + y.sum(), qkv) for y in (out, wanted))
+    expected = oracle.answer("pooled", dict(zip("qkv", qkv, strict=True)), options)
+    assert_close(out, expected, rtol=1e-9, atol=1e-9)
+    gradients = (torch.autograd.grad(y.square().sum() + y.sum(), qkv) for y in (out, expected))
     assert_close(*gradients, rtol=1e-9, atol=1e-9)
     assert mask != "rows" or (out[0, t // 2] == 0).all()
 
@@ -49,8 +49,8 @@ def test_a_padded_batch_equals_its_sequences_one_by_one():
     is_real = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     mask = (is_real[:, :, None] & is_real[:, None])[:, None]
     out = ph.ops.pooled_attention(q, k, v, mask=mask, network="sequence")
-    alone = ph.ops.pooled_attention(q[1:, :3], k[1:, :3], v[1:, :3], network="sequence")
-    assert_close(out[1:, :3], alone)
+    unpadded = ph.ops.pooled_attention(q[1:, :3], k[1:, :3], v[1:, :3], network="sequence")
+    assert_close(out[1:, :3], unpadded)
     assert (out[1, 3:] == 0).all()
 
 

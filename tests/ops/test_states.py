@@ -19,28 +19,28 @@ def _small_chunks(monkeypatch):
 @pytest.mark.parametrize("cuts", [(0, 23), (0, 1, 2, 9, 23), tuple(range(24)), (0, 0, 8, 8, 23)])
 def test_steps_are_the_whole_call_in_pieces(problem, cuts):
     qkv, options = problem(23, 23, causal=True, mask="keys")
-    wanted = ops.linear_attention(*qkv, **options, act="relu", scale=0.3, impl="reference")
+    expected = ops.linear_attention(*qkv, **options, act="relu", scale=0.3, impl="reference")
     outs, state = [], None
     for start, end in itertools.pairwise(cuts):
         mask = options["mask"][..., start:end]
         out, state = ops.linear_step(*(x[:, start:end] for x in qkv), state, scale=0.3, mask=mask, act="relu")
         outs.append(out)
-    came, cotangent = torch.cat(outs, 1), torch.randn_like(wanted)
-    assert_close(came, wanted, rtol=1e-9, atol=1e-9)
-    assert_close(*(torch.autograd.grad(out, qkv, cotangent) for out in (came, wanted)), rtol=1e-9, atol=1e-9)
+    actual, cotangent = torch.cat(outs, 1), torch.randn_like(expected)
+    assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+    assert_close(*(torch.autograd.grad(out, qkv, cotangent) for out in (actual, expected)), rtol=1e-9, atol=1e-9)
 
 
 def test_steps_refuse_what_does_not_fit():
     q, k, v = torch.zeros(3, 1, 2, 2, 4)
     _, state = ops.linear_step(q, k, v)
-    for given, told in (
+    for inputs, message in (
         ((q, k.double(), v), "q, k and v must have one dtype but have torch.float32, torch.float64, torch.float32"),
         ((q, k, v.to("meta")), "q, k and v must have one device but have cpu, cpu, meta"),
         ((q, k, v, state.double()), "the state of torch.float32 tokens must be torch.float32 but is torch.float64"),
         ((q, k, v, state[:, :1]), "g = 2 in k but 1 in state"),
     ):
-        with refusing(f"linear_step: {told}"):
-            ops.linear_step(*given)
+        with refusing(f"linear_step: {message}"):
+            ops.linear_step(*inputs)
     assert ops.linear_step(*(x.half() for x in (q, k, v)), state)[1].dtype == torch.float32
     with refusing("linear_step: mask must be one of keys (b|1, 1, 1, t) but is (2, 2)"):
         ops.linear_step(q, k, v, mask=torch.ones(2, 2, dtype=torch.bool))

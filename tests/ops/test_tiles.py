@@ -24,20 +24,20 @@ def test_a_tile_without_a_visible_query_is_never_computed(monkeypatch, problem, 
     (q, k, v), options = problem(T, T, b=1, **limits)
     call = AttentionCall(q, k, v, causal=options["causal"], window=options["window"], normalise=normalise)
     call = dataclasses.replace(call, cu_seqlens=options["cu_seqlens"])
-    look = call.visible()
-    if look is None:
-        look = torch.ones(T, T, dtype=torch.bool)
+    visible = call.visible()
+    if visible is None:
+        visible = torch.ones(T, T, dtype=torch.bool)
     covered = torch.zeros(T, T)
     for _, at, _ in tiling._tiles(call):
-        assert look[at.q, at.k].any()
+        assert visible[at.q, at.k].any()
         covered[at.q, at.k] += 1
-    assert (covered[look] == 1).all()
+    assert (covered[visible] == 1).all()
 
 
 @pytest.mark.parametrize("offset", [False, True])
 @pytest.mark.parametrize("impl", [impl for impl in ("blocked", "native") if impl in IMPLS["relational"]])
 def test_tiles_keep_no_pair_for_the_backward_pass(problem, arguments, impl, offset):
-    kept = []
+    saved_bytes = []
     for t in (32, 64):
         sizes = {}
 
@@ -48,5 +48,5 @@ def test_tiles_keep_no_pair_for_the_backward_pass(problem, arguments, impl, offs
         tensors = arguments("relational", problem(t, t, bias="offset", causal=True)[0], offset=offset)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             ops.relational_attention(*tensors, causal=True, relation_act="silu", impl=impl)
-        kept.append(sum(sizes.values()))
-    assert kept[1] < 2.1 * kept[0]
+        saved_bytes.append(sum(sizes.values()))
+    assert saved_bytes[1] < 2.1 * saved_bytes[0]

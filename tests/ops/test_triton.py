@@ -118,10 +118,10 @@ def test_sums_are_not_in_half_precision():
     ramp = torch.zeros(1, 80, 1, 1, dtype=torch.float16, device=DEVICE)
     ramp[:, ::16] = 1
     terms = ramp * (1 + 4095 * (ramp.cumsum(1) == 1))
-    one, ones = torch.ones_like(ramp[:, :1]).requires_grad_(), torch.ones_like(ramp).requires_grad_()
-    out = ops.hyla(one, ones, terms, normalise="identity", impl="triton")
+    query, keys = torch.ones_like(ramp[:, :1]).requires_grad_(), torch.ones_like(ramp).requires_grad_()
+    out = ops.hyla(query, keys, terms, normalise="identity", impl="triton")
     assert out.item() == 4100
-    assert torch.autograd.grad(out.sum(), one)[0].item() == 2 * 4100
+    assert torch.autograd.grad(out.sum(), query)[0].item() == 2 * 4100
 
 
 def test_kernels_are_never_chosen_without_a_gpu_or_where_they_are_turned_off(monkeypatch):
@@ -140,8 +140,8 @@ def test_kernels_are_never_chosen_without_a_gpu_or_where_they_are_turned_off(mon
 
 @pytest.mark.compile
 def test_one_graph_for_all_lengths():
-    def call(impl, bias, q, *rest):
-        return ops.hyla(q * 1.5, *rest, bias=bias, causal=True, window=7, impl=impl).sin()
+    def call(impl, bias, q, *others):
+        return ops.hyla(q * 1.5, *others, bias=bias, causal=True, window=7, impl=impl).sin()
 
     compiled = torch.compile(lambda *x: call("triton", *x), fullgraph=True, dynamic=True, backend="aot_eager")
     for t in (5, 9):
