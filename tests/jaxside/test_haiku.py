@@ -15,7 +15,7 @@ from polyhead.compat.haiku import MultiHeadAttention  # noqa: E402
 
 BATCH, LENGTH, WIDTH, HEADS = 2, 12, 64, 8
 
-ours = hk.without_apply_rng(hk.transform(lambda *inputs: MultiHeadAttention(WIDTH, HEADS, name="mha")(*inputs)))
+module = hk.without_apply_rng(hk.transform(lambda *inputs: MultiHeadAttention(WIDTH, HEADS, name="mha")(*inputs)))
 
 
 def test_the_cell_of_the_tutorial_runs():
@@ -68,7 +68,7 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def tree():
+def tutorial_parameters():
     """The tutorial's parameters; biases, which begin at 0, are random."""
     params = {}
     for i, suffix in enumerate(("", "_1", "_2", "_3")):
@@ -93,35 +93,35 @@ MASKS = {
 }
 
 
-def gradients(module):
-    """Results and gradients of a module by its parameters, q, k and v."""
+def results_and_gradients(apply):
+    """A function with the results of a module, and its gradients by its parameters, q, k and v."""
     weight = normal(BATCH, LENGTH, WIDTH, seed=6) / 8
 
     def loss(params, q, k, v, mask):
-        out, attention = module(params, q, k, v, mask)
+        out, attention = apply(params, q, k, v, mask)
         return (out * weight).sum(), (out, attention)
 
     return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2, 3), has_aux=True))
 
 
 def test_results_and_gradients_are_those_of_the_tutorial():
-    inputs = (tree(), *normal(3, BATCH, LENGTH, WIDTH, seed=5))
+    inputs = (tutorial_parameters(), *normal(3, BATCH, LENGTH, WIDTH, seed=5))
     for mask in MASKS.values():
-        whole = np.broadcast_to(mask != 0, (BATCH, LENGTH, LENGTH)).astype(int)
-        results = jax.tree.leaves(gradients(ours.apply)(*inputs, mask))
-        expected = jax.tree.leaves(gradients(tutorial)(*inputs, whole))
+        full_mask = np.broadcast_to(mask != 0, (BATCH, LENGTH, LENGTH)).astype(int)
+        results = jax.tree.leaves(results_and_gradients(module.apply)(*inputs, mask))
+        expected = jax.tree.leaves(results_and_gradients(tutorial)(*inputs, full_mask))
         for a, b in zip(results, expected, strict=True):
             np.testing.assert_allclose(a, b, rtol=0, atol=2e-6 * max(1.0, float(np.abs(b).max())))
 
 
 def test_a_query_without_visible_keys_gets_the_output_bias_and_no_gradient():
-    params = tree()
+    params = tutorial_parameters()
     q, k, v = normal(3, BATCH, LENGTH, WIDTH, seed=5)
     mask = random_mask(BATCH, LENGTH, LENGTH)
     mask[1, 4] = 0
 
     def row(v):
-        out, attention = ours.apply(params, q, k, v, mask)
+        out, attention = module.apply(params, q, k, v, mask)
         return out[1, 4].sum(), (out[1, 4], attention[1, :, 4])
 
     slope, (out, attention) = jax.jit(jax.grad(row, has_aux=True))(v)
@@ -131,8 +131,12 @@ def test_a_query_without_visible_keys_gets_the_output_bias_and_no_gradient():
 
 
 def test_dimensions_between_batch_and_sequence_are_batch_dimensions():
-    params, q, other = tree(), normal(BATCH, 3, LENGTH, WIDTH, seed=5), normal(BATCH, 3, 7, WIDTH, seed=6)
-    run = jax.jit(ours.apply)
+    params, q, other = (
+        tutorial_parameters(),
+        normal(BATCH, 3, LENGTH, WIDTH, seed=5),
+        normal(BATCH, 3, 7, WIDTH, seed=6),
+    )
+    run = jax.jit(module.apply)
     for mask, i in itertools.product((random_mask(BATCH, 1, 7), random_mask(BATCH, 3, 1, 7)), range(3)):
         out, attention = run(params, q, other, other, mask)
         assert (out.shape, attention.shape) == ((BATCH, 3, LENGTH, WIDTH), (BATCH, 3, HEADS, LENGTH, 7))
@@ -156,6 +160,9 @@ X = normal(BATCH, LENGTH, WIDTH)
 )
 def test_an_input_that_the_tutorial_reads_wrongly_is_an_error(error, inputs):
     with refusing(error):
-        ours.apply(tree(), *inputs)
+        module.apply(tutorial_parameters(), *inputs)
+
+
+def test_the_number_of_heads_must_divide_the_width():
     with refusing("MultiHeadAttention: num_heads must divide d_model 64, got 7"):
         hk.transform(lambda x: MultiHeadAttention(64, 7)(x, x, x)).init(jax.random.key(0), X)

@@ -49,35 +49,35 @@ OPTIONS = {
 """Cases, and the choices of every op that has the option; test_parts.py has all choices of codes and relations."""
 
 
-def here(x):
+def to_jax(x):
     """A tensor as an array of JAX; anything else as it is."""
     return jnp.asarray(x.detach().numpy()) if isinstance(x, torch.Tensor) else x
 
 
 @functools.cache
-def program(op, impl, place, static, tile):
+def program(op, impl, order, static, tile):
     """Output and gradients, compiled; tests that differ in numbers alone share it.  `tile` is that of its tiles."""
 
-    def both(arrays, learned, fixed, cotangent):
-        def f(arrays, learned):
-            return getattr(jaxside, op)(*(arrays[i] for i in place), **learned, **fixed, **dict(static), impl=impl)
+    def output_and_gradients(arrays, learned, fixed, cotangent):
+        def function(arrays, learned):
+            return getattr(jaxside, op)(*(arrays[i] for i in order), **learned, **fixed, **dict(static), impl=impl)
 
-        out, pull = jax.vjp(f, arrays, learned)
-        return out, pull(cotangent)
+        out, vjp = jax.vjp(function, arrays, learned)
+        return out, vjp(cotangent)
 
-    return jax.jit(both)
+    return jax.jit(output_and_gradients)
 
 
-def ours(op, impl, tensors, options, cotangent):
+def run_in_jax(op, impl, tensors, options, cotangent):
     """The same in JAX; `symmetric` relations are one array twice, whose gradient is a sum."""
-    learned = {n: here(x) for n, x in options.items() if isinstance(x, torch.Tensor) and x.requires_grad}
-    fixed = {n: here(x) for n, x in options.items() if n not in learned and isinstance(x, torch.Tensor)}
+    learned = {n: to_jax(x) for n, x in options.items() if isinstance(x, torch.Tensor) and x.requires_grad}
+    fixed = {n: to_jax(x) for n, x in options.items() if n not in learned and isinstance(x, torch.Tensor)}
     static = tuple((n, x) for n, x in options.items() if n not in learned and n not in fixed)
     distinct = list({id(x): x for x in tensors}.values())
-    place = tuple(next(i for i, y in enumerate(distinct) if x is y) for x in tensors)
-    both = program(op, impl, place, static, tiles.TILE)
-    out, (arrays, learned) = both([here(x) for x in distinct], learned, fixed, here(cotangent))
-    return [np.asarray(x) for x in (out, *(arrays[i] for i in place), *learned.values())]
+    order = tuple(next(i for i, y in enumerate(distinct) if x is y) for x in tensors)
+    compiled = program(op, impl, order, static, tiles.TILE)
+    out, (arrays, learned) = compiled([to_jax(x) for x in distinct], learned, fixed, to_jax(cotangent))
+    return [np.asarray(x) for x in (out, *(arrays[i] for i in order), *learned.values())]
 
 
 @pytest.mark.usefixtures("x64", "small_tiles")
@@ -103,7 +103,7 @@ def test_output_and_gradients_are_those_of_torch(op, name, impl):
     out = resolve(OPS[op], "reference")(*tensors, **options)
     leaves = [*tensors, *(x for x in options.values() if isinstance(x, torch.Tensor) and x.requires_grad)]
     cotangent = torch.randn(out.shape, dtype=torch.float64)
-    results = ours(op, impl, tensors, options, cotangent)
+    results = run_in_jax(op, impl, tensors, options, cotangent)
     expected = [x.numpy() for x in (out.detach(), *torch.autograd.grad(out, leaves, cotangent))]
     for x, y in zip(results, expected, strict=True):
         assert (x.dtype, x.shape) == (y.dtype, y.shape)
@@ -117,8 +117,8 @@ def test_output_and_gradients_are_those_of_torch(op, name, impl):
 @pytest.mark.parametrize("impl", ["reference", "blocked"])
 def test_a_window_of_any_width(impl):
     q, k, v = np.random.default_rng(0).normal(size=(3, 1, 5, 2, 4)).astype("float32")
-    came = jaxside.hyla(q, k, v, window=sys.maxsize, impl=impl)
-    np.testing.assert_allclose(came, jaxside.hyla(q, k, v), rtol=1e-5, atol=1e-6)
+    actual = jaxside.hyla(q, k, v, window=sys.maxsize, impl=impl)
+    np.testing.assert_allclose(actual, jaxside.hyla(q, k, v), rtol=1e-5, atol=1e-6)
 
 
 # --------------------------------------------------------------------------------- the rules of tests/ops/test_rules.py
@@ -142,18 +142,18 @@ def test_what_is_hidden_counts_for_nothing(op, impl):
     mask, bias = options["mask"], options["bias"].detach()
     mask[0, ..., [1, 3]] = False
     bias[:, 3:] = bias[0, 1] = -torch.inf
-    shown = torch.stack([bias[:, 3 - i : 8 - i] for i in range(4)], 1) > -torch.inf
+    visible = torch.stack([bias[:, 3 - i : 8 - i] for i in range(4)], 1) > -torch.inf
     hidden = ~mask[:, 0, 0, :, None, None]
-    given = list(zip(TENSORS[OPS[op]], make_arguments(OPS[op], qkv), strict=True))
+    named_tensors = list(zip(TENSORS[OPS[op]], make_arguments(OPS[op], qkv), strict=True))
     spoilt, zeros = (
-        [x.masked_fill(hidden, fill) if name in SENDERS else x for name, x in given] for fill in (torch.nan, 0)
+        [x.masked_fill(hidden, fill) if name in SENDERS else x for name, x in named_tensors] for fill in (torch.nan, 0)
     )
     finite, cotangent = bias.masked_fill(bias == -torch.inf, 0).requires_grad_(), torch.randn(2, 4, 4, 5)
-    came = ours(op, impl, spoilt, {"bias": bias.requires_grad_(), "mask": mask}, cotangent)
-    wanted = ours(op, "reference", zeros, {"bias": finite, "mask": mask & shown}, cotangent)
-    for x, y in zip(came, wanted, strict=True):
+    actual = run_in_jax(op, impl, spoilt, {"bias": bias.requires_grad_(), "mask": mask}, cotangent)
+    expected = run_in_jax(op, "reference", zeros, {"bias": finite, "mask": mask & visible}, cotangent)
+    for x, y in zip(actual, expected, strict=True):
         assert np.abs(x - y).max() <= 1e-5
-    assert (came[0][:, 0] == 0).all()
+    assert (actual[0][:, 0] == 0).all()
 
 
 @pytest.mark.parametrize("low", [-1e9, torch.finfo(torch.float32).min])
@@ -165,8 +165,8 @@ def test_a_bias_that_all_keys_of_a_query_share_changes_no_softmax(low):
     options |= {"normalise": "softmax"}
     cotangent, bias = torch.randn(2, 6, 4, 5), torch.zeros(2, 1, 6, 7)
     bias[1, :, 2] = low
-    came = ours("hyla", "blocked", qkv, options | {"bias": bias}, cotangent)
-    for x, y in zip(came, ours("hyla", "reference", qkv, options, cotangent), strict=True):
+    actual = run_in_jax("hyla", "blocked", qkv, options | {"bias": bias}, cotangent)
+    for x, y in zip(actual, run_in_jax("hyla", "reference", qkv, options, cotangent), strict=True):
         assert np.abs(x - y).max() <= 1e-5
 
 
@@ -175,10 +175,11 @@ def test_nothing_comes_of_nothing(op):
     for b, t, s in (0, 3, 4), (2, 0, 3), (2, 3, 0):
         tensors = make_problem(t, s, b=b, dtype=torch.float32)[0]
         for bias in ({}, {"bias": torch.ones(4, t + s - 1, requires_grad=True)}):
-            out, *grads = ours(op, "blocked", tensors, bias, torch.ones(b, t, 4, 5))
+            out, *grads = run_in_jax(op, "blocked", tensors, bias, torch.ones(b, t, 4, 5))
+            leaves = [*tensors, *bias.values()]
             assert out.shape == (b, t, 4, 5)
             assert (out == 0).all()
-            assert all((g == 0).all() and g.shape == x.shape for g, x in zip(grads, tensors, strict=False))
+            assert all((g == 0).all() and g.shape == x.shape for g, x in zip(grads, leaves, strict=True))
 
 
 @pytest.mark.usefixtures("small_tiles", "x64")
@@ -196,22 +197,22 @@ def test_tiles_have_forward_mode_and_second_derivatives():
         np.testing.assert_allclose(tiled, exact, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("what", ["code", "relations"])
-def test_codes_know_nothing_of_hidden_keys(what):
+@pytest.mark.parametrize("function", ["code", "relations"])
+def test_codes_know_nothing_of_hidden_keys(function):
     mask = np.array([True, True, False, True])
     q, k = np.random.default_rng(0).standard_normal((2, 1, 4, 2, 3)).astype(np.float32)
 
     def run(q, k):
-        if what == "code":
+        if function == "code":
             return jaxside.latent_code(q, k, normalise="rms_heads", mask=mask)
         return jaxside.relations(q, k, relation_act="softmax", mask=mask)
 
-    found = []
+    results = []
     for fill in (np.nan, 0):
         spoilt = np.where(mask[:, None, None], k, np.float32(fill))
-        out, pull = jax.vjp(run, q, spoilt)
-        found.append([out, *pull(np.ones_like(out))])
-    for x, y in zip(*found, strict=True):
+        out, vjp = jax.vjp(run, q, spoilt)
+        results.append([out, *vjp(np.ones_like(out))])
+    for x, y in zip(*results, strict=True):
         np.testing.assert_array_equal(x, y)
 
 
@@ -223,10 +224,10 @@ def test_a_mean_over_keys_is_finite_where_their_sum_is_not(network):
     assert (y == 40).all()
 
 
-LOOK = np.arange(33)[:, None] != np.full(33, 2)
+VISIBLE = np.arange(33)[:, None] != np.full(33, 2)
 HALF = {
-    "softmax": lambda q, k, v: jaxside.softmax_attention(q, k, v, mask=LOOK),
-    "hyla": lambda q, k, v: jaxside.hyla(q, k, v, mask=LOOK, impl="blocked"),
+    "softmax": lambda q, k, v: jaxside.softmax_attention(q, k, v, mask=VISIBLE),
+    "hyla": lambda q, k, v: jaxside.hyla(q, k, v, mask=VISIBLE, impl="blocked"),
     # Rms over one head keeps the sign of a score, also of one near 0; 8 ** -0.5 is no number of bfloat16.
     "scale, reference": lambda q, k, v: jaxside.hyla(q[:, :, :1], k[:, :, :1], v[:, :, :1], impl="reference"),
     "scale, blocked": lambda q, k, v: jaxside.hyla(q[:, :, :1], k[:, :, :1], v[:, :, :1], impl="blocked"),
@@ -241,11 +242,11 @@ HALF = {
 @pytest.mark.parametrize("name", HALF)
 def test_half_precision_rounds_neither_queries_nor_large_relations(name):
     exact = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4, 33, 4, 8)), "bfloat16").at[:2].mul(6)
-    came, wanted = (HALF[name](*exact.astype(dtype)) for dtype in ("bfloat16", "float32"))
-    assert came.dtype == "bfloat16"
-    assert abs(came.astype("float32") - wanted).max() < 0.01 * abs(wanted).max()
+    actual, expected = (HALF[name](*exact.astype(dtype)) for dtype in ("bfloat16", "float32"))
+    assert actual.dtype == "bfloat16"
+    assert abs(actual.astype("float32") - expected).max() < 0.01 * abs(expected).max()
     if name in ("softmax", "hyla"):
         slope = jax.grad(lambda q: HALF[name](q, *exact[1:]).astype("float32").sum())(exact[0])
         assert jnp.isfinite(slope).all()
-        assert not came[:, 2].any()
+        assert not actual[:, 2].any()
         assert not slope[:, 2].any()

@@ -22,10 +22,10 @@ ROWS = [pytest.param(row, id=row.op) for row in spec.MECHANISMS]
 OPS = {op.name: folder for folder, op in TORCH_OPS.items()}
 
 
-def arrays(op, t=5, s=5, dtype=torch.float32, **how):
+def arrays(op, t=5, s=5, dtype=torch.float32, **shape_options):
     """The tensors of an op and the same numbers as arrays of JAX."""
     torch.manual_seed(0)
-    tensors = [x.detach() for x in make_arguments(OPS[op], make_problem(t, s, dtype=dtype)[0], **how)]
+    tensors = [x.detach() for x in make_arguments(OPS[op], make_problem(t, s, dtype=dtype)[0], **shape_options)]
     return tensors, [jnp.asarray(x.numpy()) for x in tensors]
 
 
@@ -40,10 +40,11 @@ def test_what_ops_has_is_here_but_for_what_is_named():
     absent |= {"scaled_dot_product_attention", "silu", "softmax"}
     assert set(ops.__all__) - absent <= set(jaxside.__all__)
     for name in set(ops.__all__) - absent:
-        mine, other = (inspect.signature(inspect.unwrap(getattr(side, name))) for side in (jaxside, ops))
+        jax_signature = inspect.signature(inspect.unwrap(getattr(jaxside, name)))
+        torch_signature = inspect.signature(inspect.unwrap(getattr(ops, name)))
         torch_only = [option for row in spec.MECHANISMS if row.op == name for option in row.torch_only]
-        assert [(p.name, p.default, p.kind) for p in mine.parameters.values()] == [
-            (p.name, p.default, p.kind) for p in other.parameters.values() if p.name not in torch_only
+        assert [(p.name, p.default, p.kind) for p in jax_signature.parameters.values()] == [
+            (p.name, p.default, p.kind) for p in torch_signature.parameters.values() if p.name not in torch_only
         ]
 
 
@@ -65,13 +66,15 @@ BAD = {
 PACKED = {torch.Tensor: torch.zeros(2, dtype=torch.int32), type(jnp.ones(1)): jnp.zeros(2, jnp.int32)}
 LENGTHS = {kind: zeros + 2 for kind, zeros in PACKED.items()}
 CALLED = {
-    "hyla": lambda side, q, k, v, **how: side.hyla(q, k, v, **how),
-    "latent_code": lambda side, q, k, v, **how: side.latent_code(q, k, normalise="softmax", **how),
-    "relations": lambda side, q, k, v, **how: side.relations(q[:, :, :2], k, relation_act="softmax", **how),
+    "hyla": lambda library, q, k, v, **options: library.hyla(q, k, v, **options),
+    "latent_code": lambda library, q, k, v, **options: library.latent_code(q, k, normalise="softmax", **options),
+    "relations": lambda library, q, k, v, **options: library.relations(
+        q[:, :, :2], k, relation_act="softmax", **options
+    ),
 }
 
 
-def said(call):
+def message_of(call):
     with pytest.raises(ValueError, match=": ") as error:
         call()
     return str(error.value).replace("torch.", "")
@@ -82,12 +85,11 @@ def said(call):
     [("hyla", x) for x in BAD] + [(n, x) for n in list(CALLED)[1:] for x in ("window", "packed", "edges", "dtype")],
 )
 def test_errors_are_worded_alike(name, fault):
-    mine, theirs = (
-        said(lambda side=side, given=given: BAD[fault](functools.partial(CALLED[name], side), *given))
-        for side, given in zip((jaxside, ops), reversed(arrays("hyla")), strict=True)
-    )
-    cut = "(choose from" if fault == "impl" else "\n"  # each side has impls of its own
-    assert mine.split(cut)[0] == theirs.replace("a Tensor", "a Array or ndarray").split(cut)[0]
+    tensors, jax_arrays = arrays("hyla")
+    jax_message = message_of(lambda: BAD[fault](functools.partial(CALLED[name], jaxside), *jax_arrays))
+    torch_message = message_of(lambda: BAD[fault](functools.partial(CALLED[name], ops), *tensors))
+    cut = "(choose from" if fault == "impl" else "\n"  # each library has impls of its own
+    assert jax_message.split(cut)[0] == torch_message.replace("a Tensor", "a Array or ndarray").split(cut)[0]
 
 
 def test_a_scale_is_a_number_and_dtypes_are_one():
@@ -104,15 +106,16 @@ def test_a_scale_is_a_number_and_dtypes_are_one():
 def test_tiles_under_jit_and_vmap():
     """A batch of calls, of which one argument is shared; the scale is traced and learned."""
     _, (q, k, v) = arrays("hyla", 4, 5)
-    many = jnp.stack([q, 2 * q, q - 1])
+    queries = jnp.stack([q, 2 * q, q - 1])
 
-    def f(impl):
-        def one(q, scale):
+    def values_and_gradients(impl):
+        def sine_sum(q, scale):
             return jnp.sin(jaxside.hyla(q, k, v, scale=scale, normalise="softmax", impl=impl)).sum()
 
-        return jax.jit(jax.vmap(jax.value_and_grad(one, (0, 1))))(many, jnp.array([0.1, 0.2, 0.5]))
+        return jax.jit(jax.vmap(jax.value_and_grad(sine_sum, (0, 1))))(queries, jnp.array([0.1, 0.2, 0.5]))
 
-    for x, y in some(zip(*(jax.tree.leaves(f(impl)) for impl in ("blocked", "reference")), strict=True)):
+    actual, expected = (jax.tree.leaves(values_and_gradients(impl)) for impl in ("blocked", "reference"))
+    for x, y in some(zip(actual, expected, strict=True)):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5)
 
 
@@ -121,12 +124,12 @@ def test_options_are_static_and_nothing_is_read_off_the_data():
     count = types.SimpleNamespace(n=0)
 
     @jax.jit
-    def f(q, mask, scale, packed):
+    def attention(q, mask, scale, packed):
         count.n += 1
         return jaxside.hyla(q, k[:1], v[:1], mask=mask, scale=scale, cu_seqlens=packed)
 
     for n in (1, 3):
-        f(q[:1], jnp.arange(5) < n, 0.1 * n, jnp.array([0, n, 5], jnp.int32))
+        attention(q[:1], jnp.arange(5) < n, 0.1 * n, jnp.array([0, n, 5], jnp.int32))
     assert count.n == 1
 
 
@@ -135,8 +138,8 @@ def test_the_scale_is_not_rounded_to_half_precision():
     """48 ** -0.5 in bfloat16 is 0.13 % too large, and so were all scores."""
     q = jax.random.normal(jax.random.key(0), (1, 128, 1, 48), jnp.bfloat16)
     exact = np.square(np.asarray(q, float)).sum() * 48**-0.5
-    found = [jaxside.latent_code(q, q, normalise="identity", scale=scale) for scale in (None, 48**-0.5)]
-    for code in (*found, jaxside.relations(q, q, relation_act="identity")):
+    codes = [jaxside.latent_code(q, q, normalise="identity", scale=scale) for scale in (None, 48**-0.5)]
+    for code in (*codes, jaxside.relations(q, q, relation_act="identity")):
         assert abs(np.asarray(code, float)[0, 0].trace() / exact - 1) < 4e-4
 
 
@@ -145,11 +148,11 @@ def temporary(impl, backward):
     """Bytes that a compiled call of HYLA needs beside its arguments and results."""
     x = jax.ShapeDtypeStruct((1, 2048, 8, 64), jnp.float32)
 
-    def f(q, k, v):
+    def attention(q, k, v):
         return jaxside.hyla(q, k, v, causal=True, impl=impl)
 
-    g = jax.grad(lambda *a: f(*a).sum(), (0, 1, 2)) if backward else f
-    return jax.jit(g).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
+    measured = jax.grad(lambda *a: attention(*a).sum(), (0, 1, 2)) if backward else attention
+    return jax.jit(measured).lower(x, x, x).compile().memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("backward", [False, True])

@@ -1,4 +1,4 @@
-"""@shaped: each error is one line with who, what was wanted and what came."""
+"""@shaped: each error is one line with who, what is expected and what was given."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def attend(
     *,
     bias: Float[Tensor, "#b #h t s"] | Float[Tensor, "h t+s-1"] | None = None,
     mask: Bool[Tensor, "#b #h #t #s"] | Bool[Tensor, "#t #s"] | None = None,
-    where: Int[Tensor, "b t"] | None = None,
+    positions: Int[Tensor, "b t"] | None = None,
 ) -> int:
     return 1
 
@@ -28,10 +28,8 @@ Q, K = torch.zeros(2, 5, 8, 4), torch.zeros(2, 7, 4, 4)
 def test_what_fits_passes():
     assert attend(Q, K) == 1
     assert attend(Q, k=K, bias=torch.zeros(1, 8, 5, 7), mask=torch.zeros(2, 1, 1, 7).bool()) == 1
-    assert (
-        attend(Q, K, bias=torch.zeros(8, 11), mask=torch.zeros(5, 7).bool(), where=torch.zeros(2, 5, dtype=torch.int32))
-        == 1
-    )
+    positions = torch.zeros(2, 5, dtype=torch.int32)
+    assert attend(Q, K, bias=torch.zeros(8, 11), mask=torch.zeros(5, 7).bool(), positions=positions) == 1
     assert attend(Q.double(), K.half()) == 1
 
 
@@ -49,18 +47,18 @@ MISTAKES = [
         "t = 5 in q but 2 in mask (#t #s) = (2, 7); of keys it is mask[:, None, None]",
     ),
     ({"q": Q.long()}, "q must be of a floating dtype but is torch.int64"),
-    ({"where": torch.zeros(2, 5)}, "where must be of an integer dtype but is torch.float32"),
-    ({"where": torch.zeros(2, 5).byte()}, "where must be of a signed integer dtype but is torch.uint8"),
+    ({"positions": torch.zeros(2, 5)}, "positions must be of an integer dtype but is torch.float32"),
+    ({"positions": torch.zeros(2, 5).byte()}, "positions must be of a signed integer dtype but is torch.uint8"),
     ({"k": [1, 2]}, "k must be a Tensor (b s g d) but is a list"),
     ({"k": K.numpy()}, "k must be a Tensor (b s g d) but is a ndarray"),
 ]
 
 
-@pytest.mark.parametrize(("given", "text"), MISTAKES)
-def test_each_mistake_has_its_line(given, text):
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_each_mistake_has_its_line(changes, message):
     with pytest.raises(ValueError, match="attend") as error:
-        attend(**{"q": Q, "k": K} | given)
-    assert str(error.value) == f"attend: {text}"
+        attend(**{"q": Q, "k": K} | changes)
+    assert str(error.value) == f"attend: {message}"
 
 
 def test_a_module_is_called_by_its_class():

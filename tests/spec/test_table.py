@@ -39,10 +39,10 @@ def test_its_parameters_are_those_of_the_layers(row):
     fields = {field.name for field in dataclasses.fields(kind)}
     wide = {"dim": 3, "value_dim": 5, "kv_heads": 2, "relations": 6, "relation_dim": 7, "value_depth": 2}
     heads = kind(4, **{name: value for name, value in wide.items() if name in fields})
-    wanted = {name: spec.shape(axes, SIZES) for name, axes in row.layer.items()}
+    expected = {name: spec.shape(axes, SIZES) for name, axes in row.layer.items()}
     state = ph.MultiHeadAttention(30, [heads], bias=True, max_length=9).state_dict()
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items() if not name.startswith("symbols.")}
-    assert shapes == wanted
+    assert shapes == expected
 
 
 @pytest.mark.parametrize("row", ROWS)
