@@ -18,17 +18,18 @@ def small(name="small", **changes):
 def ask(capsys, command):
     """What a command prints; it must succeed."""
     code = main(shlex.split(command))
-    said = capsys.readouterr()
-    assert code == 0, said.err
-    return said.out
+    captured = capsys.readouterr()
+    assert code == 0, captured.err
+    return captured.out
 
 
 def mistake(capsys, command):
     """The one line that a command prints before it exits with 2."""
-    assert main(shlex.split(command) if isinstance(command, str) else command) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("polyhead")
-    assert not said.err.startswith("polyhead: polyhead")
-    assert said.err.count("\n") == 1, said.err
-    return said.err.strip().removeprefix("polyhead: ")
+    arguments = shlex.split(command) if isinstance(command, str) else command
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("polyhead")
+    assert not captured.err.startswith("polyhead: polyhead")
+    assert captured.err.count("\n") == 1, captured.err
+    return captured.err.strip().removeprefix("polyhead: ")

@@ -60,9 +60,9 @@ def worker_main(root: str, *cases: str) -> None:
         name = cases[-1].removeprefix("stop:")
         folder = pathlib.Path(root) / name
         folder.mkdir(exist_ok=True)
-        own = folder / f"{os.getpid()}.json"  # as every process writes the same, each has it when it reads it
-        ph.config.save(fuzzy(folder, parallel=name.split("-")[1]), own)
-        os.replace(own, folder / "config.json")
+        config_path = folder / f"{os.getpid()}.json"  # as every process writes the same, each has it when it reads it
+        ph.config.save(fuzzy(folder, parallel=name.split("-")[1]), config_path)
+        os.replace(config_path, folder / "config.json")
         if os.environ["RANK"] == str(int(os.environ["WORLD_SIZE"]) - 1):
             stop = functools.partial(os.kill, os.getpid(), signal.SIGTERM)
             before_batch(pytest.MonkeyPatch(), ph.tasks.FuzzyLogic, 13, stop)
@@ -75,26 +75,26 @@ def train(root: pathlib.Path, *cases: str) -> None:
     with world.joined():
         for case in cases:
             if case == "evaluate":
-                scores = [evaluations(how, world) for how in ("data", "sharded")]
+                scores = [evaluations(parallel, world) for parallel in ("data", "sharded")]
                 if world.rank == world.size - 1:  # all have the same
                     (root / f"evaluated-{world.size}.json").write_text(json.dumps(scores))
                 continue
-            kind, how = case.split("-")
+            kind, parallel = case.split("-")
             evaluation.LAZY = 1 if kind == "text" else 2**26
-            run(RUNS[kind](root / case, parallel=how), progress=False)
+            run(RUNS[kind](root / case, parallel=parallel), progress=False)
 
 
-def evaluations(how: str, world: World) -> dict[str, dict[str, float]]:
+def evaluations(parallel: str, world: World) -> dict[str, dict[str, float]]:
     """Scores of a fresh model, by batch size and parts."""
     config = fuzzy("unused")
     torch.manual_seed(1)
-    model = placed(build(config.model), world, how)
-    found = {
+    model = placed(build(config.model), world, parallel)
+    scores = {
         name: evaluate(model, config.task, "iid", batches=2, batch_size=size, accumulate=parts, world=world)
         for name, (size, parts) in {"uneven": (5, 2), "few": (2, 1), "one": (1, 1)}.items()
     }
     let_go(model)
-    return found
+    return scores
 
 
 if __name__ == "__main__":

@@ -18,15 +18,15 @@ def quick(monkeypatch):
 
 
 def draw(study):
-    found = FIGURES[study.figure].draw(study)
-    assert all(picture.caption for picture in found.pictures)
-    assert all(len(row) == len(found.head) for row in found.rows)
-    return found
+    figure = FIGURES[study.figure].draw(study)
+    assert all(picture.caption for picture in figure.pictures)
+    assert all(len(row) == len(figure.head) for row in figure.rows)
+    return figure
 
 
-def without(study, lost):
-    """The study as if the runs that are `lost` had failed."""
-    return dataclasses.replace(study, points=tuple(point for point in study.points if not lost(point.run)))
+def without(study, is_lost):
+    """The study as if the runs for which `is_lost` is true had failed."""
+    return dataclasses.replace(study, points=tuple(point for point in study.points if not is_lost(point.run)))
 
 
 def scores(ahead):

@@ -13,7 +13,7 @@ class Process(subprocess.Popen):
 
 
 def run(code, *words):
-    """The exit code of `python -c CODE WORD ...` (below 0: the signal) and all that it said."""
+    """The exit code of `python -c CODE WORD ...` (below 0: the signal) and all that it printed."""
     command = [sys.executable, "-W", "ignore", "-c", code, *map(str, words)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    return done.returncode, done.stdout
+    process = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    return process.returncode, process.stdout

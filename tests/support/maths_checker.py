@@ -34,10 +34,10 @@ def _letters(text: str) -> dict[str, Any]:
 
 
 def _read(pattern: str, question: str) -> re.Match[str]:
-    found = re.fullmatch(pattern, question)
-    if found is None:
+    match = re.fullmatch(pattern, question)
+    if match is None:
         raise ValueError(f"{question!r} is no question of this module")
-    return found
+    return match
 
 
 def _integer(answer: str) -> int:
@@ -49,13 +49,13 @@ def _integer(answer: str) -> int:
 def _linear(question: str, answer: str) -> str | None:
     left, right, letter = _read(r"Solve (.*) = (.*) for ([a-z])\.", question).groups()
 
-    def rest(x: int) -> int:
+    def difference(x: int) -> int:
         return int(_value(left, {letter: x}) - _value(right, {letter: x}))
 
     root = _integer(answer)
-    if rest(root):
+    if difference(root):
         return f"{letter} = {answer} does not solve it"
-    return None if rest(root + 1) else f"any {letter} solves it"
+    return None if difference(root + 1) else f"any {letter} solves it"
 
 
 def _sequence(question: str, answer: str) -> str | None:
@@ -78,20 +78,22 @@ def _derivative(question: str, answer: str) -> str | None:
     nth, first, letter, second, other = _read(pattern, question).groups()
     expression = first or second
     names = _letters(expression)
-    wanted = _value(expression, names)
+    derivative = _value(expression, names)
     for _ in range(ORDERS[nth or ""]):
-        wanted = wanted.diff(names[letter or other or min(names)])
-    return _same(answer, wanted, names, "derivative")
+        derivative = derivative.diff(names[letter or other or min(names)])
+    return _same(answer, derivative, names, "derivative")
 
 
 def _sum(question: str, answer: str) -> str | None:
     let = r"Let ([a-z])\(([a-z])\) = ([^.]*)\. "
-    found = _read(rf"{let}{let}(?:What is|Calculate|Give|Determine) (.*)[.?]", question).groups()
-    names: dict[str, Any] = {}
-    for name, letter, text in (found[:3], found[3:6]):
-        names[name] = lambda x, letter=letter, text=text: _value(text, {letter: x})
-    free = _letters("".join(re.findall(r"\(([a-z])\)", found[6])))
-    return _same(answer, _value(found[6], {**names, **free}), free, "sum")
+    groups = _read(rf"{let}{let}(?:What is|Calculate|Give|Determine) (.*)[.?]", question).groups()
+    name, letter, text, other_name, other_letter, other_text, expression = groups
+    functions: dict[str, Any] = {
+        name: lambda x: _value(text, {letter: x}),
+        other_name: lambda x: _value(other_text, {other_letter: x}),
+    }
+    free = _letters("".join(re.findall(r"\(([a-z])\)", expression)))
+    return _same(answer, _value(expression, {**functions, **free}), free, "sum")
 
 
 def _product(question: str, answer: str) -> str | None:
@@ -100,12 +102,12 @@ def _product(question: str, answer: str) -> str | None:
     return _same(answer, _value(expression, names), names, "product")
 
 
-def _same(answer: str, wanted: Any, names: Mapping[str, Any], what: str) -> str | None:
+def _same(answer: str, expected: Any, names: Mapping[str, Any], name: str) -> str | None:
     """What is wrong with a polynomial: its value, or terms that are not collected, or factors and exponents 0 and 1."""
-    if _value(answer, names) != wanted:
-        return f"{answer} is not the {what}"
+    if _value(answer, names) != expected:
+        return f"{answer} is not the {name}"
     terms = re.split(r" [+-] ", answer.removeprefix("-"))
-    count = len(wanted.terms()) if hasattr(wanted, "terms") else 1
+    count = len(expected.terms()) if hasattr(expected, "terms") else 1
     if len(terms) != max(count, 1) or any(re.search(r"^[01]\*|\*\*[01]\b", term) for term in terms):
         return f"{answer} is not well written"
     return None

@@ -46,23 +46,24 @@ ACTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def places(t: int, s: int) -> Tensor:
-    """(t s): how many places key j comes after query i, the last query being in the place of the last key."""
+def relative_positions(t: int, s: int) -> Tensor:
+    """(t s): how far key j comes after query i; the last query has the position of the last key."""
     return torch.arange(s)[None, :] - (torch.arange(t)[:, None] + s - t)
 
 
 def visible(shape: tuple[int, int, int, int], options: Options) -> Tensor:
     """(b h t s): may query i look at key j?"""
     _, _, t, s = shape
-    look, after = torch.ones(shape, dtype=torch.bool), places(t, s)
+    allowed, after = torch.ones(shape, dtype=torch.bool), relative_positions(t, s)
     if options.get("causal"):
-        look = look & (after <= 0)
-    if (window := options.get("window")) is not None:
-        look = look & (after < window) & (after > -window)
-    if (edges := options.get("cu_seqlens")) is not None:
+        allowed = allowed & (after <= 0)
+    if options.get("window") is not None:
+        allowed = allowed & (after.abs() < options["window"])
+    if options.get("cu_seqlens") is not None:
+        edges = options["cu_seqlens"]
         number = torch.tensor([sum(row >= edge for edge in edges.tolist()[1:]) for row in range(t)])
-        look = look & (number[:, None] == number[None, :])
-    return look if options.get("mask") is None else look & options["mask"]
+        allowed = allowed & (number[:, None] == number[None, :])
+    return allowed if options.get("mask") is None else allowed & options["mask"]
 
 
 def heads(x: Tensor, h: int) -> Tensor:
@@ -70,13 +71,13 @@ def heads(x: Tensor, h: int) -> Tensor:
     return x[..., [i // (h // x.shape[-2]) for i in range(h)], :]
 
 
-def softmax(x: Tensor, look: Tensor, dim: int) -> Tensor:
+def softmax(x: Tensor, allowed: Tensor, dim: int) -> Tensor:
     """Over the entries that count; nothing but 0 where none does."""
     if x.shape[dim] == 0:
         return x
-    top = torch.where(look, x, -math.inf).amax(dim, keepdim=True).detach()
+    top = torch.where(allowed, x, -math.inf).amax(dim, keepdim=True).detach()
     top = torch.where(top > -math.inf, top, torch.zeros_like(top))
-    weight = torch.where(look, torch.exp(torch.where(look, x, top) - top), torch.zeros_like(x))
+    weight = torch.where(allowed, torch.exp(torch.where(allowed, x, top) - top), torch.zeros_like(x))
     total = weight.sum(dim, keepdim=True)
     return weight / torch.where(total > 0, total, torch.ones_like(total))
 
@@ -85,41 +86,41 @@ def scores(q: Tensor, k: Tensor, options: Options) -> Tensor:
     """(b h t s)."""
     (_, t, h, d), s = q.shape, k.shape[1]
     scale = 1 / math.sqrt(d) if options.get("scale") is None else options["scale"]
-    found = scale * torch.einsum("bihc,bjhc->bhij", q, heads(k, h))
-    if (cap := options.get("softcap")) is not None:
-        found = cap * torch.tanh(found / cap)
-    if (bias := options.get("bias")) is None:
-        return found
-    bias = spelled(bias, t, s)
-    return found + torch.where(bias > -math.inf, bias, torch.zeros_like(bias))
+    result = scale * torch.einsum("bihc,bjhc->bhij", q, heads(k, h))
+    if options.get("softcap") is not None:
+        result = options["softcap"] * torch.tanh(result / options["softcap"])
+    if options.get("bias") is None:
+        return result
+    bias = spelled(options["bias"], t, s)
+    return result + torch.where(bias > -math.inf, bias, torch.zeros_like(bias))
 
 
 def spelled(bias: Tensor, t: int, s: int) -> Tensor:
     """A bias by offset (h t+s-1) as (h t s): the number of key j for query i is in column j - i + t - 1."""
-    return bias if bias.ndim == 4 else bias[:, places(t, s) + s - 1]
+    return bias if bias.ndim == 4 else bias[:, relative_positions(t, s) + s - 1]
 
 
-def unbiased(look: Tensor, options: Options) -> Tensor:
+def unbiased(allowed: Tensor, options: Options) -> Tensor:
     """Where a code may be other than 0: a bias of -inf hides it."""
-    if (bias := options.get("bias")) is None:
-        return look
-    return look & (spelled(bias, *look.shape[2:]) > -math.inf)
+    if options.get("bias") is None:
+        return allowed
+    return allowed & (spelled(options["bias"], *allowed.shape[2:]) > -math.inf)
 
 
-def code(q: Tensor, k: Tensor, look: Tensor, normalise: str, options: Options) -> Tensor:
+def code(q: Tensor, k: Tensor, allowed: Tensor, normalise: str, options: Options) -> Tensor:
     """(b h t s), before dropout; `options["code"]`, if it is given."""
     if options.get("code") is not None:
         return options["code"]
-    a, look = scores(q, k, options), unbiased(look, options)
+    a, allowed = scores(q, k, options), unbiased(allowed, options)
     if options.get("sinks") is not None:  # one key more, whose code is dropped
         sinks = options["sinks"][:, None, None].expand(*a.shape[:3], 1)
-        a = softmax(torch.cat((a, sinks), 3), torch.cat((look, torch.ones_like(look[..., :1])), 3), 3)[..., :-1]
+        a = softmax(torch.cat((a, sinks), 3), torch.cat((allowed, torch.ones_like(allowed[..., :1])), 3), 3)[..., :-1]
     elif normalise in ("softmax", "softmax_rms_heads"):
-        a = softmax(a, look, 3)
+        a = softmax(a, allowed, 3)
     elif normalise == "softmax_heads":
-        a = softmax(a, look, 1)
+        a = softmax(a, allowed, 1)
     else:
-        a = torch.where(look, a, torch.zeros_like(a))
+        a = torch.where(allowed, a, torch.zeros_like(a))
     return a / torch.sqrt((a * a).mean(1, keepdim=True) + EPS) if "rms_heads" in normalise else a
 
 
@@ -127,87 +128,88 @@ def dropped(a: Tensor, options: Options) -> Tensor:
     return a if options.get("keep") is None else a * options["keep"]
 
 
-def relation(inner: Tensor, act: str, look: Tensor) -> Tensor:
-    return softmax(inner, look, 3) if act == "softmax" else ACTS[act](inner)
+def relation(inner: Tensor, act: str, allowed: Tensor) -> Tensor:
+    return softmax(inner, allowed, 3) if act == "softmax" else ACTS[act](inner)
 
 
 def read(a: Tensor, symbols: Tensor) -> Tensor:
     """The sums of symbols, by key (b s g e) or by offset (t+s-1 g e), weighted by (b h t s) codes."""
     _, h, t, s = a.shape
-    own = heads(symbols, h)
+    symbols_of_heads = heads(symbols, h)
     if symbols.ndim == 4:
-        return torch.einsum("bhij,bjhe->bihe", a, own)
-    return torch.einsum("bhij,ijhe->bihe", a, own[places(t, s) + s - 1])
+        return torch.einsum("bhij,bjhe->bihe", a, symbols_of_heads)
+    return torch.einsum("bhij,ijhe->bihe", a, symbols_of_heads[relative_positions(t, s) + s - 1])
 
 
-def linear(x: Options, look: Tensor, options: Options, normalise: str = "identity") -> Tensor:
-    a = dropped(code(x["q"], x["k"], look, options.get("normalise", normalise), options), options)
+def linear(x: Options, allowed: Tensor, options: Options, normalise: str = "identity") -> Tensor:
+    a = dropped(code(x["q"], x["k"], allowed, options.get("normalise", normalise), options), options)
     return read(a, ACTS[options.get("act", "identity")](x["v"]))
 
 
-def hyla(x: Options, look: Tensor, options: Options) -> Tensor:
-    a = dropped(code(x["q"], x["k"], look, options.get("normalise", "rms_heads"), options), options)
+def hyla(x: Options, allowed: Tensor, options: Options) -> Tensor:
+    a = dropped(code(x["q"], x["k"], allowed, options.get("normalise", "rms_heads"), options), options)
     act = ACTS[options.get("act", "relu")]
     z = act(torch.einsum("bhij,bjhe->bije", a, heads(x["v"], a.shape[1])))
-    if (weight := options.get("value_weight")) is not None:
+    if options.get("value_weight") is not None:
+        weight = options["value_weight"]
         parts = [a[:, n, :, :, None] * torch.einsum("bije,fe->bijf", z, weight[n]) for n in range(a.shape[1])]
         z = act(sum(parts[1:], parts[0]))
     return torch.einsum("bhij,bije->bihe", a, z)
 
 
-def relational(x: Options, look: Tensor, options: Options) -> Tensor:
-    a = dropped(code(x["q"], x["k"], look, "softmax", options), options)
+def relational(x: Options, allowed: Tensor, options: Options) -> Tensor:
+    a = dropped(code(x["q"], x["k"], allowed, "softmax", options), options)
     inner = torch.einsum("birp,bjrp->brij", x["q_rel"], x["k_rel"]) / math.sqrt(x["q_rel"].shape[-1])
-    rel = relation(inner, options.get("relation_act", "identity"), look.any(1, keepdim=True))
+    rel = relation(inner, options.get("relation_act", "identity"), allowed.any(1, keepdim=True))
     met = torch.einsum("bhij,brij->bihr", a, rel)
     return read(a, x["symbols"]) + torch.einsum("her,bihr->bihe", x["relation_weight"], met)
 
 
-def disentangled(x: Options, look: Tensor, options: Options) -> Tensor:
+def disentangled(x: Options, allowed: Tensor, options: Options) -> Tensor:
     h = x["q"].shape[2]
     inner = torch.einsum("bihp,bjhp->bhij", x["q_rel"], heads(x["k_rel"], h)) / math.sqrt(x["q_rel"].shape[-1])
-    rel = relation(inner, options.get("relation_act", "identity"), look)
-    return read(dropped(code(x["q"], x["k"], look, "softmax", options) * rel, options), x["symbols"])
+    rel = relation(inner, options.get("relation_act", "identity"), allowed)
+    return read(dropped(code(x["q"], x["k"], allowed, "softmax", options) * rel, options), x["symbols"])
 
 
-def abstractor(x: Options, look: Tensor, options: Options) -> Tensor:
-    look = unbiased(look, options)
+def abstractor(x: Options, allowed: Tensor, options: Options) -> Tensor:
+    allowed = unbiased(allowed, options)
     a = options.get("code")
     if a is None:
-        a = relation(scores(x["q"], x["k"], options), options.get("act", "softmax"), look)
-    return read(dropped(torch.where(look, a, torch.zeros_like(a)), options), x["symbols"])
+        a = relation(scores(x["q"], x["k"], options), options.get("act", "softmax"), allowed)
+    return read(dropped(torch.where(allowed, a, torch.zeros_like(a)), options), x["symbols"])
 
 
-def pool_keys(x: Tensor, seen: Tensor, how: str) -> Tensor:
+def pool_keys(x: Tensor, allowed: Tensor, pool: str) -> Tensor:
     """(... j) pooled over the keys that count: their maximum, mean or sum; 0 of none."""
-    count = seen.sum(-1)
-    if how == "max":
-        return torch.where(count > 0, torch.where(seen, x, -math.inf).amax(-1), 0)
-    total = torch.where(seen, x, 0).sum(-1)
-    return total / count.clamp(min=1) if how == "mean" else total
+    count = allowed.sum(-1)
+    if pool == "max":
+        return torch.where(count > 0, torch.where(allowed, x, -math.inf).amax(-1), 0)
+    total = torch.where(allowed, x, 0).sum(-1)
+    return total / count.clamp(min=1) if pool == "mean" else total
 
 
-def pooled(x: Options, look: Tensor, options: Options) -> Tensor:
-    a = dropped(code(x["q"], x["k"], look, options.get("normalise", "rms_heads"), options), options)
-    act, how, network = ACTS[options.get("act", "relu")], options.get("pool", "max"), options.get("network", "pair")
+def pooled(x: Options, allowed: Tensor, options: Options) -> Tensor:
+    a = dropped(code(x["q"], x["k"], allowed, options.get("normalise", "rms_heads"), options), options)
+    act, pool, network = ACTS[options.get("act", "relu")], options.get("pool", "max"), options.get("network", "pair")
     values = heads(x["v"], a.shape[1])
     if network == "pair":
         z = act(torch.einsum("bhij,bjhe->bije", a, values))
-        return pool_keys(torch.einsum("bhij,bije->bihej", a, z), look.transpose(1, 2)[:, :, :, None], how)
-    own = pool_keys(a, look, how)  # (b h i): the code of a query
+        return pool_keys(torch.einsum("bhij,bije->bihej", a, z), allowed.transpose(1, 2)[:, :, :, None], pool)
+    code_of_query = pool_keys(a, allowed, pool)  # (b h i)
     if network == "sequence":
-        sees_any = look.any(3)
-        own = (own * sees_any).sum(2, keepdim=True) / sees_any.sum(2, keepdim=True).clamp(min=1)
-    own = own / torch.sqrt((own * own).mean(1, keepdim=True) + EPS)
-    weight = a * own[..., None] if network == "sequence" else a
-    seen = look.any(1)
-    hidden = pool_keys(torch.einsum("bhij,bjhe->biej", weight, values), seen[:, :, None], how)
-    out = torch.einsum("bhi,bie->bihe", own.expand(a.shape[:3]), act(hidden))
-    return torch.where(seen.any(2)[:, :, None, None], out, 0)
+        sees_any = allowed.any(3)
+        code_of_query = (code_of_query * sees_any).sum(2, keepdim=True) / sees_any.sum(2, keepdim=True).clamp(min=1)
+    code_of_query = code_of_query / torch.sqrt((code_of_query * code_of_query).mean(1, keepdim=True) + EPS)
+    weight = a * code_of_query[..., None] if network == "sequence" else a
+    allowed_in_any_head = allowed.any(1)
+    hidden = pool_keys(torch.einsum("bhij,bjhe->biej", weight, values), allowed_in_any_head[:, :, None], pool)
+    out = torch.einsum("bhi,bie->bihe", code_of_query.expand(a.shape[:3]), act(hidden))
+    return torch.where(allowed_in_any_head.any(2)[:, :, None, None], out, 0)
 
 
 OPS: dict[str, Callable[..., Tensor]] = {
-    "softmax": lambda x, look, options: linear(x, look, options, "softmax"),
+    "softmax": lambda x, allowed, options: linear(x, allowed, options, "softmax"),
     "linear": linear,
     "hyla": hyla,
     "relational": relational,
@@ -220,8 +222,8 @@ OPS: dict[str, Callable[..., Tensor]] = {
 def answer(op: str, tensors: Options, options: Options) -> Tensor:
     """(b t h e) of float64 tensors by name; options as the op takes them, all but `impl`."""
     (b, t, h, _), s = tensors["q"].shape, tensors["k"].shape[1]
-    if (mask := options.get("mask")) is not None:
-        hidden = ~(torch.ones(b, h, t, s, dtype=torch.bool) & mask).any(2).any(1)
+    if options.get("mask") is not None:
+        hidden = ~(torch.ones(b, h, t, s, dtype=torch.bool) & options["mask"]).any(2).any(1)
         by_key = [name for name in ("k", "v", "symbols", "k_rel") if name in tensors and tensors[name].ndim == 4]
         zeroed = {name: torch.where(hidden[:, :, None, None], 0, tensors[name]) for name in by_key}
         tensors = {**tensors, **zeroed}
@@ -232,5 +234,5 @@ def cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tenso
     """(t): log sum_c exp l_tc - l_t,target(t),   l = factor (x weight' + bias)."""
     logits = factor * (x @ weight.T if bias is None else x @ weight.T + bias)
     top = logits.amax(1, keepdim=True).detach()
-    own = torch.stack([row[int(target)] for row, target in zip(logits, targets, strict=True)])
-    return (torch.exp(logits - top).sum(1).log() + top[:, 0]) - own
+    of_targets = torch.stack([row[int(target)] for row, target in zip(logits, targets, strict=True)])
+    return (torch.exp(logits - top).sum(1).log() + top[:, 0]) - of_targets

@@ -12,13 +12,13 @@ def finished(run, folder, scores, courses, losses=(), text=""):
 
     `courses`: split -> step -> scores by metric.  `losses`: of training, step by step.  `text`: its fingerprint.
     """
-    place = folder / f"{run.name}-{digest(run)}"
-    place.mkdir(parents=True, exist_ok=True)
+    run_folder = folder / f"{run.name}-{digest(run)}"
+    run_folder.mkdir(parents=True, exist_ok=True)
     rows = [{"kind": "train", "step": step, "loss": loss} for step, loss in enumerate(losses, 1)]
     for split, course in courses.items():
         rows += [{"kind": "eval", "step": step, "split": split, **values} for step, values in course.items()]
-    (place / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run_folder / METRICS).write_text("".join(json.dumps(row) + "\n" for row in rows))
     if text:
-        (place / RECORD).write_text(json.dumps({"fingerprint": text}))
+        (run_folder / RECORD).write_text(json.dumps({"fingerprint": text}))
     about = {"seconds": 120.0, "parameters": 10, "command": "", "environment": {"device": "cpu"}}
-    return Result(name=run.name, digest=digest(run), steps=run.train.steps, scores=scores, folder=place, **about)
+    return Result(name=run.name, digest=digest(run), steps=run.train.steps, scores=scores, folder=run_folder, **about)

@@ -95,12 +95,12 @@ def make_arguments(op, qkv, *, offset=False, r=3, p=2, symmetric=False):
     """The tensors of an op, in order, for such q, k, v: with relations and symbols where it has them."""
     q, k, v = qkv
     (b, t, h, _), (_, s, g, e) = q.shape, v.shape
-    how = {"dtype": q.dtype, "requires_grad": True}
-    symbols = torch.randn(t + s - 1, g, e, **how) if offset else v
+    tensor_options = {"dtype": q.dtype, "requires_grad": True}
+    symbols = torch.randn(t + s - 1, g, e, **tensor_options) if offset else v
     if op not in ("relational", "disentangled"):
         return [q, k, symbols]
     sent = r if op == "relational" else g
-    q_rel = torch.randn(b, t, r if op == "relational" else h, p, **how)
-    k_rel = q_rel if symmetric and q_rel.shape == (b, s, sent, p) else torch.randn(b, s, sent, p, **how)
-    weight = [torch.randn(h, e, r, **how)] if op == "relational" else []
+    q_rel = torch.randn(b, t, r if op == "relational" else h, p, **tensor_options)
+    k_rel = q_rel if symmetric and q_rel.shape == (b, s, sent, p) else torch.randn(b, s, sent, p, **tensor_options)
+    weight = [torch.randn(h, e, r, **tensor_options)] if op == "relational" else []
     return [q, k, q_rel, k_rel, symbols, *weight]

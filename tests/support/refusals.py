@@ -18,6 +18,6 @@ def refusing(line):
     """The code inside raises such an error, which holds `line`."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011 (its text is compared below)
         yield
-    said = str(caught.value)
-    assert line in said
-    assert "\n" not in said
+    message = str(caught.value)
+    assert line in message
+    assert "\n" not in message

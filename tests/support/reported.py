@@ -55,20 +55,20 @@ def fabricate(
 
 def folders(root: pathlib.Path, scores: dict[str, list[float]]) -> list[pathlib.Path]:
     """Finished runs with these scores on unseen combinations, by mechanism and seed."""
-    made = []
+    run_folders = []
     for name, values in scores.items():
         for seed, r2 in enumerate(values):
             by_split = {"iid": (0.9, 0.011), "compositional": (r2, 0.022)}
-            made.append(fabricate(root, run_of(name, seed), by_split))
-    return made
+            run_folders.append(fabricate(root, run_of(name, seed), by_split))
+    return run_folders
 
 
 def trained(root: pathlib.Path, task: Any, name: str, heads: Any, seed: int = 0, **train: Any) -> pathlib.Path:
     """The folder of a run of a few steps."""
-    few = {"steps": 3, "batch_size": 8, "warmup": 1, "eval_batches": 1, "eval_every": 2, "log_every": 1}
+    defaults = {"steps": 3, "batch_size": 8, "warmup": 1, "eval_batches": 1, "eval_every": 2, "log_every": 1}
     folder = root / f"{name}-{seed}"
     run = run_of(name, seed, task, heads)
-    run = replace(run, train=ph.Train(**{**few, **train}), device="cpu", threads=1, folder=str(folder))
+    run = replace(run, train=ph.Train(**{**defaults, **train}), device="cpu", threads=1, folder=str(folder))
     ph.train.run(run, progress=False)
     return folder
 
@@ -100,8 +100,8 @@ class Written:
         return re.search(rf'<figure id="{name}">.*?</figure>', self.content, flags=re.DOTALL)[0]
 
 
-def written(made: list[pathlib.Path], path: pathlib.Path, **options: Any) -> Written:
-    return Written(writer.write(made, path, progress=False, **options).read_text(encoding="utf-8"))
+def written(run_folders: list[pathlib.Path], path: pathlib.Path, **options: Any) -> Written:
+    return Written(writer.write(run_folders, path, progress=False, **options).read_text(encoding="utf-8"))
 
 
 def plain(page: str) -> str:

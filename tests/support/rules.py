@@ -28,15 +28,15 @@ def small_tiles(monkeypatch):
         monkeypatch.setattr(tiling, constant, value)
 
 
-def output_and_gradients(op, impl, tensors, options, cotangent, more=()):
-    """The output, and the gradients of the tensors and of `more`."""
+def output_and_gradients(op, impl, tensors, options, cotangent, other_leaves=()):
+    """The output, and the gradients of the tensors and of `other_leaves`."""
     out = resolve(op, impl)(*tensors, **options)
-    return [out, *torch.autograd.grad(out, [*tensors, *more], cotangent, allow_unused=True)]
+    return [out, *torch.autograd.grad(out, [*tensors, *other_leaves], cotangent, allow_unused=True)]
 
 
-def sample_count(impl, few=2, many=3):
+def sample_count(impl, of_triton=2, of_others=3):
     """Fewer for Triton's interpreter, which is slow."""
-    return few if impl == "triton" else many
+    return of_triton if impl == "triton" else of_others
 
 
 def options_of_scores(op, impl):

@@ -22,8 +22,8 @@ def names(folder):
 
 def rows(folder, kind=None):
     """metrics.jsonl without the clock."""
-    found = [row for row in read_metrics(folder) if kind in (None, row["kind"])]
-    return [{name: value for name, value in row.items() if name not in CLOCK} for row in found]
+    chosen = [row for row in read_metrics(folder) if kind in (None, row["kind"])]
+    return [{name: value for name, value in row.items() if name not in CLOCK} for row in chosen]
 
 
 def steps(folder):
@@ -36,38 +36,42 @@ def copied(source, folder):
     return folder
 
 
-def same(one, two):
+def scores_of(folder):
+    return json.loads((folder / "result.json").read_text())["scores"]
+
+
+def same(folder, other_folder):
     """Two folders hold the same training, bit for bit: rows, checkpoint and scores."""
-    assert rows(one) == rows(two)
-    a, b = (load((folder / "checkpoint.safetensors").read_bytes()) for folder in (one, two))
-    assert a.keys() == b.keys()
-    assert all(torch.equal(value, b[name]) for name, value in a.items())
-    first, second = (json.loads((folder / "result.json").read_text())["scores"] for folder in (one, two))
-    assert first == second
+    assert rows(folder) == rows(other_folder)
+    state = load((folder / "checkpoint.safetensors").read_bytes())
+    other_state = load((other_folder / "checkpoint.safetensors").read_bytes())
+    assert state.keys() == other_state.keys()
+    assert all(torch.equal(value, other_state[name]) for name, value in state.items())
+    assert scores_of(folder) == scores_of(other_folder)
 
 
 def losses(folder):
     return [row["loss"] for row in rows(folder, "train")]
 
 
-def damage(path, how):
+def damage(path, kind):
     data = path.read_bytes()
-    if how == "missing":
+    if kind == "missing":
         path.unlink()
-    elif how in ("empty", "truncated"):
-        path.write_bytes(data[: len(data) // 2 if how == "truncated" else 0])
+    elif kind in ("empty", "truncated"):
+        path.write_bytes(data[: len(data) // 2 if kind == "truncated" else 0])
     else:
-        assert how in ("flipped", "flipped digit"), how
-        place = -9
-        if how == "flipped digit":  # step 11 becomes 10
-            place = re.search(rb'step\\": \d+', data).end() - 1
-        flip(path, place)
+        assert kind in ("flipped", "flipped digit"), kind
+        position = -9
+        if kind == "flipped digit":  # step 11 becomes 10
+            position = re.search(rb'step\\": \d+', data).end() - 1
+        flip(path, position)
 
 
-def flip(path, place):
-    """Flip the lowest bit of byte `place`."""
+def flip(path, position):
+    """Flip the lowest bit of the byte at `position`."""
     data = bytearray(path.read_bytes())
-    data[place] ^= 1
+    data[position] ^= 1
     path.write_bytes(data)
 
 

@@ -13,10 +13,10 @@ def short_name(path):
     return str(path.relative_to(ROOT))
 
 
-def loaded(*place):
-    """The module in the file `place` of the repository, anew in each call."""
-    path = ROOT.joinpath(*place)
-    found = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+def loaded(*parts):
+    """The module in a file of the repository, whose path has these parts, anew in each call."""
+    path = ROOT.joinpath(*parts)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     return module

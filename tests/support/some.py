@@ -3,6 +3,6 @@
 
 def some(items):
     """All of them, of which there is at least one."""
-    found = list(items)
-    assert found, "there is nothing to look at"
-    return found
+    collected = list(items)
+    assert collected, "there is nothing to look at"
+    return collected

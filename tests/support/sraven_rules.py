@@ -27,16 +27,16 @@ def violations(panels, rules, permutations, *, values):
     panels (b g g m), the answer included, rules (b m), permutations (b g m), as `Batch.latents` of `Sraven` has them:
     slot j of column c shows feature permutations[b, c, j], and feature i obeys rules[b, i].  Nested lists will do.
     """
-    found = []
+    messages = []
     lists = (np.asarray(array).tolist() for array in (panels, rules, permutations))
     for number, (panel, rule, order) in enumerate(zip(*lists, strict=True)):
         size, count = len(panel), len(rule)
         if any(sorted(column) != list(range(count)) for column in order):
-            found.append(f"instance {number}: {order} are no permutations")
+            messages.append(f"instance {number}: {order} are no permutations")
             continue
         for feature in range(count):
             slots = [column.index(feature) for column in order]
             grid = [[panel[row][column][slots[column]] for column in range(size)] for row in range(size)]
             if not obeys(grid, rule[feature], values=values):
-                found.append(f"instance {number}: feature {feature} breaks rule {rule[feature]}: {grid}")
-    return found
+                messages.append(f"instance {number}: feature {feature} breaks rule {rule[feature]}: {grid}")
+    return messages

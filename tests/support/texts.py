@@ -37,8 +37,8 @@ def all_documents(by_split):
 
 def write_documents(root, count=12):
     """A folder of documents, a few hundred bytes each."""
-    place = root / "documents"
-    place.mkdir(parents=True)
+    folder = root / "documents"
+    folder.mkdir(parents=True)
     for i in range(count):
-        (place / f"{i:02}.py").write_text("".join(f"def f{i}_{j}(x):\n    return x + {i * j}\n" for j in range(8)))
-    return place
+        (folder / f"{i:02}.py").write_text("".join(f"def f{i}_{j}(x):\n    return x + {i * j}\n" for j in range(8)))
+    return folder

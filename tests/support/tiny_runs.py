@@ -20,8 +20,8 @@ def tiny(folder, **changes):
     train = ph.Train(steps=12, batch_size=4, warmup=3, log_every=1, eval_every=6, save_every=5, eval_batches=2)
     run = ph.Run(name="tiny", task=task, model=model, train=train, seed=7, folder=str(folder), device="cpu", threads=1)
     for part, old in (("train", train), ("model", model)):
-        own = {f.name: changes.pop(f.name) for f in dataclasses.fields(old) if f.name in changes}
-        changes[part] = dataclasses.replace(changes.get(part, old), **own)
+        fields = {f.name: changes.pop(f.name) for f in dataclasses.fields(old) if f.name in changes}
+        changes[part] = dataclasses.replace(changes.get(part, old), **fields)
     return dataclasses.replace(run, **changes)
 
 
@@ -42,10 +42,10 @@ def before_batch(patch, kind, step, action):
     """Call `action`, once, before training draws batch number `step` (from 0) of a task of this kind."""
     draw, waiting = kind.batch, [action]
 
-    def batch(task, split, size, **where):
-        if split == "train" and where["step"] == step and waiting:
+    def batch(task, split, size, **options):
+        if split == "train" and options["step"] == step and waiting:
             waiting.pop()()
-        return draw(task, split, size, **where)
+        return draw(task, split, size, **options)
 
     patch.setattr(kind, "batch", batch)
 

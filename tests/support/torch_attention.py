@@ -32,9 +32,9 @@ def scrambled(module):
 def pair(kind="self", **options):
     """PyTorch's and ours, with the same random weights."""
     options = {"dtype": F64, "batch_first": True, **KINDS[kind], **options}
-    theirs, ours = nn.MultiheadAttention(DIM, HEADS, **options), MultiheadAttention(DIM, HEADS, **options)
-    ours.load_state_dict(scrambled(theirs).state_dict())
-    return theirs, ours
+    pytorch_module, drop_in = nn.MultiheadAttention(DIM, HEADS, **options), MultiheadAttention(DIM, HEADS, **options)
+    drop_in.load_state_dict(scrambled(pytorch_module).state_dict())
+    return pytorch_module, drop_in
 
 
 def inputs(kind):
@@ -47,8 +47,8 @@ def inputs(kind):
 
 def masks(name, t):
     """PyTorch's masks: True is hidden; key 0 is always visible, so that no row is NaN."""
-    padding, pairs, each = torch.rand(B, S) > 0.6, torch.rand(t, S) > 0.6, torch.rand(B * HEADS, t, S) > 0.6
-    padding[:, 0], pairs[:, 0], each[..., 0] = False, False, False
+    padding, pairs, per_head = torch.rand(B, S) > 0.6, torch.rand(t, S) > 0.6, torch.rand(B * HEADS, t, S) > 0.6
+    padding[:, 0], pairs[:, 0], per_head[..., 0] = False, False, False
     added = torch.randn(t, S, dtype=F64).masked_fill(pairs, -torch.inf)
     return {
         "none": {},
@@ -56,7 +56,7 @@ def masks(name, t):
         "added padding": {"key_padding_mask": torch.zeros(B, S, dtype=F64).masked_fill(padding, -torch.inf)},
         "pairs": {"attn_mask": pairs},
         "added pairs": {"attn_mask": added},
-        "per head": {"attn_mask": torch.randn(B * HEADS, t, S, dtype=F64).masked_fill(each, -torch.inf)},
+        "per head": {"attn_mask": torch.randn(B * HEADS, t, S, dtype=F64).masked_fill(per_head, -torch.inf)},
         "both": {"key_padding_mask": padding, "attn_mask": pairs},
         "bool and added": {"key_padding_mask": torch.randn(B, S, dtype=F64), "attn_mask": added},
     }[name]
@@ -67,11 +67,11 @@ def causal(t, first=0):
     return torch.ones(t, t, dtype=torch.bool).triu(1)[first:]
 
 
-def own_layer(ours, heads):
+def own_layer(drop_in, heads):
     """Our own layer with the weights of the drop-in."""
-    layer = ph.MultiHeadAttention(ours.embed_dim, heads, bias=True, dtype=F64)
+    layer = ph.MultiHeadAttention(drop_in.embed_dim, heads, bias=True, dtype=F64)
     names = {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias"}
-    state = {names.get(name, name).replace("out_proj", "out"): x for name, x in ours.state_dict().items()}
+    state = {names.get(name, name).replace("out_proj", "out"): x for name, x in drop_in.state_dict().items()}
     layer.load_state_dict(state)
     return layer
 

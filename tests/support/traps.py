@@ -23,14 +23,14 @@ class Trap:
 def guises(marker):
     """The same trap by each way of writing it."""
     trap = Trap(marker)
-    whole = np.empty(1, dtype=object)
-    whole[0] = trap
+    array = np.empty(1, dtype=object)
+    array[0] = trap
     return {
         "pickle": pickle.dumps({"model": trap}),
         "torch": _written(lambda file: torch.save({"model": trap}, file)),
         "torch before 1.6": _written(lambda file: torch.save(trap, file, _use_new_zipfile_serialization=False)),
-        "npy": _written(lambda file: np.save(file, whole, allow_pickle=True)),
-        "npz": _written(lambda file: np.savez(file, images=whole, labels=whole)),
+        "npy": _written(lambda file: np.save(file, array, allow_pickle=True)),
+        "npz": _written(lambda file: np.savez(file, images=array, labels=array)),
         "zip": _written(lambda file: _zip(file, pickle.dumps(trap))),
         "yaml": f'!!python/object/apply:os.mkdir ["{marker}"]'.encode(),
     }
@@ -53,8 +53,8 @@ def spring(name, data):
     if name.startswith("torch"):
         torch.load(io.BytesIO(data), weights_only=False)
     elif name in ("npy", "npz"):
-        found = np.load(io.BytesIO(data), allow_pickle=True)
-        _ = found["images"] if name == "npz" else found
+        array = np.load(io.BytesIO(data), allow_pickle=True)
+        _ = array["images"] if name == "npz" else array
     elif name == "zip":
         pickle.loads(zipfile.ZipFile(io.BytesIO(data)).read("data.pkl"))
     elif name == "yaml":

@@ -51,27 +51,28 @@ KINDS = {row.config: getattr(config, row.config) for row in MECHANISMS}
 
 def variants(kind: str) -> list[Any]:
     """Two heads of a mechanism: as they are by default, then with the first value of each option, the second, ..."""
-    own = {field.name for field in dataclasses.fields(KINDS[kind])} & OPTIONS.keys()
-    count = max(len(OPTIONS[name]) for name in own)
-    changed = [{name: OPTIONS[name][i % len(OPTIONS[name])] for name in own} for i in range(count)]
-    found = [KINDS[kind](2), *(KINDS[kind](2, **values) for values in changed)]
-    return list(dict.fromkeys(found))
+    names = {field.name for field in dataclasses.fields(KINDS[kind])} & OPTIONS.keys()
+    count = max(len(OPTIONS[name]) for name in names)
+    changed = [{name: OPTIONS[name][i % len(OPTIONS[name])] for name in names} for i in range(count)]
+    groups = [KINDS[kind](2), *(KINDS[kind](2, **values) for values in changed)]
+    return list(dict.fromkeys(groups))
 
 
-def _dealt(most: int) -> dict[str, list[Any]]:
-    """All variants, in mixtures of `most` groups, of different kinds as far as possible."""
+def _dealt(group_size: int) -> dict[str, list[Any]]:
+    """All variants, in mixtures of `group_size` groups, of different kinds as far as possible."""
     rounds = itertools.zip_longest(*map(variants, KINDS))
     groups = [group for variety in rounds for group in variety if group is not None]
-    parts = [groups[i : i + most] for i in range(0, len(groups), most)]
+    parts = [groups[i : i + group_size] for i in range(0, len(groups), group_size)]
     return {f"{i}-{'-'.join(type(group).__name__ for group in part)}": part for i, part in enumerate(parts)}
 
 
-ALONE = {kind: [made(4)] for kind, made in KINDS.items()}
-SHARED = [config.Softmax(2, dim=2, value_dim=3), *(made(2, dim=2, value_dim=3, share=True) for made in KINDS.values())]
+ALONE = {kind: [make(4)] for kind, make in KINDS.items()}
+SHARED = [config.Softmax(2, dim=2, value_dim=3), *(make(2, dim=2, value_dim=3, share=True) for make in KINDS.values())]
 """All read the queries and keys of the first group; sizes are given."""
 MIXTURES = _dealt(4) | {"shared": SHARED}
 EVERY = ALONE | MIXTURES
-FEW = {f"all {i}": [(own := variants(kind))[i % len(own)] for kind in KINDS] for i in (1, 3, 8)}
+VARIANTS = {kind: variants(kind) for kind in KINDS}
+FEW = {f"all {i}": [groups[i % len(groups)] for groups in VARIANTS.values()] for i in (1, 3, 8)}
 """One variant of each mechanism in a mixture: for slow tests."""
 
 POSITIONS = {
@@ -97,18 +98,18 @@ def turns(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Any]]:
     return list(dict.fromkeys([*pairs, *((names[-1], value) for value in values)]))
 
 
-def models(heads: dict[str, list[Any]] = EVERY, **given: Any) -> dict[str, config.TransformerConfig]:
+def models(heads: dict[str, list[Any]] = EVERY, **options: Any) -> dict[str, config.TransformerConfig]:
     """Causal language models over 12 tokens, two layers of these heads; options that are not given vary from model to
     model."""
     forward = (config.Swiglu(24), config.Mlp(24), config.Experts(3, 2, hidden=8))
     tied = config.Logits(12, tied=True), config.Logits(12)
-    found, same = {}, {"inputs": config.Tokens(12), "layers": 2, "causal": True, "max_length": 24}
+    configs, same = {}, {"inputs": config.Tokens(12), "layers": 2, "causal": True, "max_length": 24}
     for i, (name, groups) in enumerate(heads.items()):
         fields = {"positions": [*POSITIONS.values()][i % 6], "feedforward": forward[i % 3], "outputs": tied[i % 2]}
         fields |= {"window": (None, None, 3)[i % 3], "qk_norm": i % 4 == 1, "norm_order": ("pre", "pre", "post")[i % 3]}
         fields |= {**same, "dim": width(groups), "heads": groups}
-        found[name] = config.TransformerConfig(**{**fields, **given})
-    return found
+        configs[name] = config.TransformerConfig(**{**fields, **options})
+    return configs
 
 
 def far(module: nn.Module) -> Any:
@@ -124,10 +125,10 @@ def far(module: nn.Module) -> Any:
 def make_layer(heads: Any, dim: int = 48, **options: Any) -> Any:
     """Attention in float64 with biases."""
     torch.manual_seed(0)
-    made = ph.MultiHeadAttention(dim, heads, **{"bias": True, "max_length": 16, "dtype": torch.float64, **options})
-    for parameter in made.parameters():
+    layer = ph.MultiHeadAttention(dim, heads, **{"bias": True, "max_length": 16, "dtype": torch.float64, **options})
+    for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.4)
-    return made.eval()
+    return layer.eval()
 
 
 def tokens(t: int, b: int = 2) -> torch.Tensor:
