@@ -6,6 +6,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is imported
 
+import math
 import pathlib
 import signal
 import zlib
@@ -34,7 +35,8 @@ def pytest_pycollect_makeitem(collector, name, obj):
     if isinstance(items, list) and items:
         mark = items[0].get_closest_marker("thinned")
         if mark:
-            chosen = spread([item.name for item in items], -(-len(items) // mark.args[0]))
+            count = math.ceil(len(items) / mark.args[0])
+            chosen = spread([item.name for item in items], count)
             return [item for item in items if item.name in chosen]
     return items
 

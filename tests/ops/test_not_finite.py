@@ -85,7 +85,12 @@ def test_what_a_query_sees_is_never_lost(op, impl):
     cases = list(itertools.product(functions(op, impl), values, (*TENSORS[op], "bias")))
     # A step that shares no factor with the numbers of sizes, limits, values and arguments: all of them are met.
     slow = impl in ("triton", "blocked")
-    step = 11 if slow and len(cases) > 70 else 5 if slow or len(cases) > 100 else 1
+    if slow and len(cases) > 70:
+        step = 11
+    elif slow or len(cases) > 100:
+        step = 5
+    else:
+        step = 1
     for n, (extra, value, name) in some(list(enumerate(cases))[::step]):
         (t, s), options = sizes[n % len(sizes)], {**extra, **REQUIRED_OPTIONS.get(impl, {})}
         limits = {**limited(n, impl), **({"bias": "offset"} if name == "bias" else {})}

@@ -5,10 +5,11 @@ import re
 
 def spread(names, count):
     """`count` of the names.  Each is the one with most words that no earlier one has; of several such, the last."""
-    left, chosen, known_words = [(set(re.findall(r"\w+", name)), name) for name in reversed(names)], [], set()
+    words = {name: set(re.findall(r"\w+", name)) for name in names}
+    remaining, chosen, known_words = list(reversed(names)), [], set()
     for _ in range(count):
-        best = max(left, key=lambda pair: len(pair[0] - known_words))
-        left.remove(best)
-        chosen.append(best[1])
-        known_words |= best[0]
+        best = max(remaining, key=lambda name: len(words[name] - known_words))
+        remaining.remove(best)
+        chosen.append(best)
+        known_words |= words[best]
     return chosen

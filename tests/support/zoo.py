@@ -103,11 +103,11 @@ def models(heads: dict[str, list[Any]] = EVERY, **options: Any) -> dict[str, con
     model."""
     forward = (config.Swiglu(24), config.Mlp(24), config.Experts(3, 2, hidden=8))
     tied = config.Logits(12, tied=True), config.Logits(12)
-    configs, same = {}, {"inputs": config.Tokens(12), "layers": 2, "causal": True, "max_length": 24}
+    configs, common = {}, {"inputs": config.Tokens(12), "layers": 2, "causal": True, "max_length": 24}
     for i, (name, groups) in enumerate(heads.items()):
         fields = {"positions": [*POSITIONS.values()][i % 6], "feedforward": forward[i % 3], "outputs": tied[i % 2]}
         fields |= {"window": (None, None, 3)[i % 3], "qk_norm": i % 4 == 1, "norm_order": ("pre", "pre", "post")[i % 3]}
-        fields |= {**same, "dim": width(groups), "heads": groups}
+        fields |= {**common, "dim": width(groups), "heads": groups}
         configs[name] = config.TransformerConfig(**{**fields, **options})
     return configs
 
