@@ -152,7 +152,12 @@ def test_probe_shows_layers_from_one(capsys):
 def test_report_writes_a_page_of_the_runs(capsys, monkeypatch):
     ph.train.run(small(folder="here", threads=1), progress=False)
     calls = []
-    monkeypatch.setattr(report, "write", lambda *args, **options: calls.append((args, options)) or args[1])
+
+    def write(*args, **options):
+        calls.append((args, options))
+        return args[1]
+
+    monkeypatch.setattr(report, "write", write)
     assert ask(capsys, "report here --out page.html --title Mine") == "report: page.html\n"
     assert calls == [(([pathlib.Path("here")], pathlib.Path("page.html")), {"title": "Mine", "static": None})]
 

@@ -18,9 +18,14 @@ from polyhead.scale.sweep.engines import Resources
 def sweeps(monkeypatch, tmp_path):
     """What would be trained: (runs, folder, options)."""
     calls = []
+
+    def train(*args):
+        calls.append(args)
+        return []  # no failures
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(recipes.RECIPES, "small", small)
-    monkeypatch.setattr(cli_sweep, "train_side_by_side", lambda *args: calls.append(args) or [])
+    monkeypatch.setattr(cli_sweep, "train_side_by_side", train)
     return calls
 
 
@@ -61,7 +66,12 @@ def test_a_figure_lies_where_reproduce_looks_for_it(sweeps, capsys, tmp_path):
 def test_options_choose_the_engine_and_its_resources(monkeypatch, sweeps):
     calls = []
     monkeypatch.setattr(cli_sweep, "train_side_by_side", train_side_by_side)
-    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", lambda runs, folder, **options: calls.append(options) or [])
+
+    def sweep_jobs(runs, folder, **options):
+        calls.append(options)
+        return []
+
+    monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", sweep_jobs)
     assert sweep("small --seed 0,1") == 0
     assert sweep("small --seed 0,1 --ray 10.0.0.1:6379 --gpus 0.5 --cpus 2 --workers 3") == 0
     assert sweep("small --slurm --partition=gpu,long --account us --minutes 7 --memory 4 --again") == 0

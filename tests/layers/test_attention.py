@@ -70,7 +70,9 @@ def test_what_leaves_the_meta_device_begins_anew(mixture):
     layer = make(zoo.EVERY[mixture], positions=ph.RelativeBias(), qk_norm=True).to("meta").to_empty(device="cpu")
     for value in layer.state_dict().values():
         value.fill_(torch.nan)
-    layer.apply(lambda module: getattr(module, "reset_parameters", list)())
+    for module in layer.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
     assert all(value.isfinite().all() for value in layer.state_dict().values())
 
 

@@ -26,15 +26,18 @@ ACTS["identity"] = torch.clone
 
 def heads_of(row, n):
     """Heads of a row with its `n`-th choice of options, grouped keys and, for odd `n`, its optional tensors."""
-    kind, choices = getattr(ph, row.config), [{}, *itertools.product(*row.choices.values())]
-    fields = {field.name for field in dataclasses.fields(kind)}
-    choice = dict(zip(row.options, choices[n % len(choices)], strict=False)) if n % len(choices) else {}
-    if choice.get("network") == "sequence":  # its layers are not causal: tests/ops/test_sequence_network.py
-        choice["network"] = "pair"
-    optional = {"value_depth": 1 + n % 2, "symbols": ph.RelativeSymbols(distance=2) if n % 2 else ph.PositionSymbols()}
-    return kind(
-        4, dim=4, value_dim=7, kv_heads=2, **choice, **{name: x for name, x in optional.items() if name in fields}
-    ), {**row.options, **choice}
+    mechanism = getattr(ph, row.config)
+    choices = [(), *itertools.product(*row.choices.values())]  # first the defaults
+    options = dict(zip(row.options, choices[n % len(choices)], strict=False))
+    if options.get("network") == "sequence":  # its layers are not causal: tests/ops/test_sequence_network.py
+        options["network"] = "pair"
+    fields = {"dim": 4, "value_dim": 7, "kv_heads": 2, **options}
+    names = {field.name for field in dataclasses.fields(mechanism)}
+    if "value_depth" in names:
+        fields["value_depth"] = 1 + n % 2
+    if "symbols" in names:
+        fields["symbols"] = ph.RelativeSymbols(distance=2) if n % 2 else ph.PositionSymbols()
+    return mechanism(4, **fields), {**row.options, **options}
 
 
 def make(heads, **options):

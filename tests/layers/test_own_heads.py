@@ -43,15 +43,22 @@ class Broken(ph.Mechanism):
     fault: str = ""
 
     def code(self, module, q, k, **limits):
-        forgotten = {"causality": "causal", "masks": "mask", "packing": "cu_seqlens"}.get(self.fault)
-        limits |= {} if forgotten is None else {forgotten: False if forgotten == "causal" else None}
+        if self.fault == "causality":
+            limits["causal"] = False
+        elif self.fault == "masks":
+            limits["mask"] = None
+        elif self.fault == "packing":
+            limits["cu_seqlens"] = None
         code = ph.ops.latent_code(q, k, normalise="softmax", **limits)
         return code * q.mean() if self.fault == "parity" else code
 
     def attend(self, module, q, k, v, *, keep, **limits):
         code = self.code(module, q, k, **limits)
-        code = code if keep is None or self.fault == "dropout" else code * keep
-        return torch.einsum("bhts,bshe->bthe", code.detach() if self.fault == "gradients" else code, v)
+        if keep is not None and self.fault != "dropout":
+            code = code * keep
+        if self.fault == "gradients":
+            code = code.detach()
+        return torch.einsum("bhts,bshe->bthe", code, v)
 
     def __eq__(self, other):
         return self.fault != "file" and vars(self) == vars(other)
@@ -97,7 +104,7 @@ def test_its_parameters_have_their_own_initial_values_and_no_decay(cosine, monke
     assert kinds["blocks.0.attention.groups.0.log_sharpness"] == "norms"
     refused(lambda: ph.MultiHeadAttention(16, cosine(2, impl="flash")), "Cosine: impl must be auto or reference but is")
     for name, value in (("forward", torch.ones(2)), ("strength", 1.0)):
-        monkeypatch.setattr(cosine, "parameters", lambda *sizes, its={name: value}: its)
+        monkeypatch.setattr(cosine, "parameters", lambda *sizes, result={name: value}: result)
         call = functools.partial(ph.MultiHeadAttention, 16, cosine(2))
         refused(call, f"^Cosine: parameter '{name}' must be a tensor under a name that is free$")
 

@@ -61,7 +61,12 @@ def test_a_tied_table_is_one_after_any_loading():
         loaded.load_state_dict(state, assign=assign)
         assert loaded.inputs.table.weight is loaded.outputs.weight
         assert torch.equal(loaded(x), model(x))
-    model.inputs.table = larger = type("Table", (torch.nn.Embedding,), {})(9, TIED.dim)  # of another library
+
+    class Table(torch.nn.Embedding):
+        """A table of another library."""
+
+    larger = Table(9, TIED.dim)
+    model.inputs.table = larger
     model.double()
     assert model.outputs.weight is larger.weight
     assert model(x).shape[-1] == 9

@@ -52,13 +52,24 @@ def test_the_mean_is_over_real_tokens():
     means = torch.stack([x[0].mean(0), x[1, :2].mean(0), torch.zeros(8, dtype=F64)])
     assert_close(end(x, mask), end.linear(means)[:, None])
     assert_close(end(x[:1]), end.linear(means[:1])[:, None])
-    first, image = ClassOutput(ph.Classes(3, "class"), 8, dtype=F64), torch.zeros(2, 3, 4, 6)
-    assert ph.Transformer(IMAGES).length(image) == ph.Transformer(IMAGES).inputs(image).shape[1] == 5
-    assert_close(first(x, mask), first.linear(x[:, :1]))
-    for pool in ("mean", "class"):  # a model passes its mask on
-        end = replace(IMAGES, inputs=ph.Tokens(9), outputs=ph.Classes(4, pool))
-        model, words = ph.Transformer(end, dtype=F64).eval(), torch.arange(6)[None]
-        assert_close(model(words, mask=words < 4), model(words[:, :4]))
+
+
+def test_a_class_may_be_read_off_the_first_token():
+    end, x = ClassOutput(ph.Classes(3, "class"), 8, dtype=F64), torch.randn(3, 5, 8, dtype=F64)
+    mask = torch.arange(5) < torch.tensor([[5], [2], [0]])
+    assert_close(end(x, mask), end.linear(x[:, :1]))
+
+
+def test_the_length_of_an_image_is_its_number_of_tokens():
+    model, image = ph.Transformer(IMAGES), torch.zeros(2, 3, 4, 6)
+    assert model.length(image) == model.inputs(image).shape[1] == 5
+
+
+@pytest.mark.parametrize("pool", ["mean", "class"])
+def test_a_model_passes_its_mask_on_to_its_output(pool):
+    settings = replace(IMAGES, inputs=ph.Tokens(9), outputs=ph.Classes(4, pool))
+    model, tokens = ph.Transformer(settings, dtype=F64).eval(), torch.arange(6)[None]
+    assert_close(model(tokens, mask=tokens < 4), model(tokens[:, :4]))
 
 
 def test_mistakes_are_one_line():
