@@ -13,16 +13,18 @@ pytestmark = pytest.mark.usefixtures("afresh")
 
 
 def test_a_text_is_tokenised_once_and_an_interrupted_process_leaves_no_corpus(folder, tmp_path, monkeypatch, capsys):
+    def interrupt(path, data):
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(corpus, "write", lambda path, data: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(corpus, "write", interrupt)
         with pytest.raises(KeyboardInterrupt):
             task_of(folder, tmp_path).count("iid")
     fingerprints = []
     for _ in range(2):
         task = task_of(folder, tmp_path)
-        assert sum(map(len, all_documents(documents(task)))) == sum(
-            p.stat().st_size for p in folder.rglob("[0-9]*.txt")
-        )
+        size = sum(path.stat().st_size for path in folder.rglob("[0-9]*.txt"))
+        assert sum(map(len, all_documents(documents(task)))) == size
         fingerprints.append(task.fingerprint())
     assert fingerprints[0] == fingerprints[1]
     assert capsys.readouterr().err.count("tokenising") == 2
@@ -68,7 +70,7 @@ def test_tokens_take_as_few_bytes_as_they_can_and_the_fingerprint_is_of_the_text
 def test_copies_of_training_text_are_named(folder, tmp_path, capsys):
     task_of(folder, tmp_path, held_out=0.1).count("iid")
     assert "are copies" not in capsys.readouterr().err
-    for path in [*folder.rglob("[0-9]*.txt")]:
+    for path in list(folder.rglob("[0-9]*.txt")):
         for number in range(8):
             path.with_name(f"{path.stem}-{number}.txt").write_bytes(path.read_bytes())
     task_of(folder, tmp_path, "again", held_out=0.1).count("iid")
@@ -77,8 +79,13 @@ def test_copies_of_training_text_are_named(folder, tmp_path, capsys):
 
 def test_a_tokenizer_is_trained_on_no_held_out_text(folder, tmp_path, monkeypatch):
     pytest.importorskip("tokenizers")
-    texts, train = [], corpus.text_tokens.train
-    monkeypatch.setattr(corpus.text_tokens, "train", lambda pieces, count: train(texts.extend(pieces) or texts, count))
+    texts, train_tokenizer = [], corpus.text_tokens.train
+
+    def train(pieces, count):
+        texts.extend(pieces)
+        return train_tokenizer(texts, count)
+
+    monkeypatch.setattr(corpus.text_tokens, "train", train)
     task_of(folder, tmp_path, tokenizer="bpe:280", held_out=0.2).count("iid")
     by_split = documents(task_of(folder, tmp_path, "bytes", held_out=0.2))
     assert [text.encode() for text in texts] == by_split["train"]

@@ -17,41 +17,42 @@ pytestmark = pytest.mark.usefixtures("afresh")
 # --------------------------------------------------------------------------------------------------------------- splits
 def test_every_file_is_in_one_split_whole(folder, tmp_path):
     task = task_of(folder, tmp_path, held_out=0.1)
-    found = documents(task)
-    wanted = sorted(path.read_bytes() for path in folder.rglob("[0-9]*.txt"))
-    assert sorted(all_documents(found)) == wanted
-    size = sum(map(len, wanted))
+    by_split = documents(task)
+    files = sorted(path.read_bytes() for path in folder.rglob("[0-9]*.txt"))
+    assert sorted(all_documents(by_split)) == files
+    size = sum(map(len, files))
     for split in ("validation", "iid"):
-        assert 0.07 * size < sum(map(len, found[split])) <= 0.1 * size
+        assert 0.07 * size < sum(map(len, by_split[split])) <= 0.1 * size
     counts = task._corpus().manifest["splits"]
-    assert {split: counts[split]["bytes"] for split in SPLITS} == {s: sum(len(t) + 1 for t in found[s]) for s in SPLITS}
-    assert all(counts[split]["tokens"] == counts[split]["bytes"] + 1 for split in SPLITS)
+    for split in SPLITS:
+        size = sum(len(document) + 1 for document in by_split[split])
+        assert counts[split]["bytes"] == size
+        assert counts[split]["tokens"] == size + 1
 
 
 def test_small_files_among_large_ones_do_not_leave_a_split_empty(tmp_path):
     for number in range(50):  # all the small ones fit into validation, and no large one fits anywhere
         (tmp_path / f"{number}.txt").write_text(lines(3000 if number < 10 else 10, number))
-    found = documents(task_of(tmp_path, tmp_path))
-    size = sum(map(len, all_documents(found)))
+    by_split = documents(task_of(tmp_path, tmp_path))
+    size = sum(map(len, all_documents(by_split)))
     assert size == sum(path.stat().st_size for path in tmp_path.glob("*.txt"))
     for split in ("validation", "iid"):
-        assert 0.03 * size < sum(map(len, found[split])) <= 0.05 * size
+        assert 0.03 * size < sum(map(len, by_split[split])) <= 0.05 * size
 
 
 def test_blocks_of_one_large_file_are_held_out_at_the_ends_of_lines(tmp_path):
     path = tmp_path / "one.log"
     path.write_text(lines(3000, 0))
-    found = documents(task_of(path, tmp_path))
-    whole = path.read_bytes()
-    places = sorted((whole.index(text), len(text)) for text in all_documents(found))
-    assert sum(size for _, size in places) == len(whole)
-    assert all(start + size == after for (start, size), (after, _) in itertools.pairwise(places))
-    assert all(text.endswith(b"\n") for text in all_documents(found))
-    of = [next(split for split in SPLITS if whole[start : start + size] in found[split]) for start, size in places]
-    assert all(one != other for one, other in itertools.pairwise(of))  # what stands together stays together
+    by_split = documents(task_of(path, tmp_path))
+    text = path.read_bytes()
+    blocks = sorted((text.index(block), block, split) for split in SPLITS for block in by_split[split])
+    assert b"".join(block for _, block, _ in blocks) == text
+    assert all(block.endswith(b"\n") for _, block, _ in blocks)
+    splits = [split for _, _, split in blocks]
+    assert all(split != following for split, following in itertools.pairwise(splits))  # neighbours are one block
     for split in ("validation", "iid"):
-        assert 0.03 < sum(map(len, found[split])) / len(whole) <= 0.05
-        assert len(found[split]) > 1
+        assert 0.03 < sum(map(len, by_split[split])) / len(text) <= 0.05
+        assert len(by_split[split]) > 1
 
 
 def test_a_text_without_lines_is_cut_between_characters(tmp_path):
@@ -59,10 +60,10 @@ def test_a_text_without_lines_is_cut_between_characters(tmp_path):
     path = tmp_path / "one.txt"
     path.write_text("日本語é" * 3000)
     corpus = task_of(path, tmp_path, tokenizer="bpe:262")._corpus()
-    found = [corpus.codec.decode(corpus.tokens[split].tolist()) for split in SPLITS]
-    assert all(found)
-    assert "\N{REPLACEMENT CHARACTER}" not in "".join(found)
-    assert sum(map(len, found)) == 12000
+    texts = [corpus.codec.decode(corpus.tokens[split].tolist()) for split in SPLITS]
+    assert all(texts)
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(texts)
+    assert sum(map(len, texts)) == 12000
 
 
 def test_the_standard_library_is_its_sources_without_tests(tmp_path):
@@ -76,37 +77,42 @@ def test_the_standard_library_is_its_sources_without_tests(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------------------ hub
-def hub(monkeypatch, load):
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+def replace_hub(monkeypatch, load_dataset):
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
 
 
-def offline(*given, **options):
+def offline(*args, **options):
     raise ConnectionError("Couldn't reach 'allenai/c4' on the Hub (LocalEntryNotFoundError)\nand more")
 
 
 def test_a_data_set_of_the_hub_is_streamed_up_to_its_limit(tmp_path, monkeypatch):
     rows = [{"text": lines(5, number % 150), "url": "x"} for number in range(400)]
     calls = []
-    hub(monkeypatch, lambda *given, **options: calls.append((given, options)) or rows)
+
+    def load_dataset(*args, **options):
+        calls.append((args, options))
+        return rows
+
+    replace_hub(monkeypatch, load_dataset)
     limit = sum(len(row["text"].encode()) for row in rows[:200])
     task = task_of("hub:allenai/c4/en", tmp_path, limit=limit, held_out=0.1)
-    found = documents(task)
-    assert sorted(all_documents(found)) == sorted(row["text"].encode() for row in rows[:200])
+    by_split = documents(task)
+    assert sorted(all_documents(by_split)) == sorted(row["text"].encode() for row in rows[:200])
     assert calls == [(("allenai/c4", "en"), {"split": "train", "streaming": True})]
-    assert not set(found["train"]) & set(found["iid"])  # although some rows come twice
-    assert not set(found["validation"]) & set(found["iid"])
-    assert all(5 < len(found[split]) < 40 for split in ("validation", "iid"))
+    assert not set(by_split["train"]) & set(by_split["iid"])  # although some rows come twice
+    assert not set(by_split["validation"]) & set(by_split["iid"])
+    assert all(5 < len(by_split[split]) < 40 for split in ("validation", "iid"))
     corpus.open_corpus.cache_clear()
-    hub(monkeypatch, offline)
+    replace_hub(monkeypatch, offline)
     assert task.count("iid") > 0  # what is there needs no network
-    text = r"^Text: hub:allenai/c4/en cannot be read \(ConnectionError: Couldn't reach .*\)$"
-    refused(lambda: task_of("hub:allenai/c4/en", tmp_path, limit=1000).count("iid"), text)
+    message = r"^Text: hub:allenai/c4/en cannot be read \(ConnectionError: Couldn't reach .*\)$"
+    refused(lambda: task_of("hub:allenai/c4/en", tmp_path, limit=1000).count("iid"), message)
 
 
 # ------------------------------------------------------------------------------------------------------------ bad input
 def test_what_cannot_be_read_says_so_in_one_line(folder, tmp_path):
-    def refused_text(data, text, **fields):
-        refused(lambda: task_of(data, tmp_path, **fields).count("iid"), text)
+    def refused_text(data, message, **fields):
+        refused(lambda: task_of(data, tmp_path, **fields).count("iid"), message)
 
     refused_text(tmp_path / "none.txt", r"there is no .*none\.txt")
     (tmp_path / "bare").mkdir()

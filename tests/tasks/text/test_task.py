@@ -35,10 +35,11 @@ def row(task, split):
 # ---------------------------------------------------------------------------------------------------------------- order
 @pytest.mark.parametrize("count", [*range(1, 40), 99, 100, 101, 5000])
 def test_an_order_is_a_permutation_whatever_is_asked_of_it_at_once(count):
-    whole = order(np.arange(count), count, key=3)
-    assert sorted(whole.tolist()) == list(range(count))
-    assert order(np.arange(count)[::-1], count, key=3).tolist() == whole[::-1].tolist()
-    assert all(order(np.array([place]), count, key=3)[0] == whole[place] for place in range(min(count, 20)))
+    permutation = order(np.arange(count), count, key=3)
+    assert sorted(permutation.tolist()) == list(range(count))
+    assert order(np.arange(count)[::-1], count, key=3).tolist() == permutation[::-1].tolist()
+    for i in range(min(count, 20)):
+        assert order(np.array([i]), count, key=3).tolist() == [permutation[i]]
 
 
 # -------------------------------------------------------------------------------------------------------------- windows
@@ -58,10 +59,10 @@ def test_a_sequence_is_a_window_and_its_targets_are_one_further_on(folder):
         batch.inputs.zero_()
         assert torch.equal(batch.targets, before)  # they share no memory
     assert task.ends == (config.Tokens(256), config.Logits(256))
-    many = task.sample("iid", 20 * len(text), torch.Generator().manual_seed(0))
-    assert many.scored.all()
+    sample = task.sample("iid", 20 * len(text), torch.Generator().manual_seed(0))
+    assert sample.scored.all()
     windows = {text[start : start + 16] for start in range(len(text) - 16)}
-    assert {bytes(one) for one in many.inputs.unique(dim=0).tolist()} == windows  # a sample is from anywhere
+    assert {bytes(tokens) for tokens in sample.inputs.unique(dim=0).tolist()} == windows  # a sample is from anywhere
 
 
 @pytest.mark.parametrize("count", [17, 18, 31, 32, 33, 48, 49, 1000])
@@ -100,10 +101,10 @@ def test_every_token_that_is_held_out_is_scored_once(length, folder):
         assert torch.equal(again.inputs, batches[0].inputs)
         assert task.shared(split)
         if length == 16:
-            there = np.lib.stride_tricks.sliding_window_view(tokens, 16)
-            shown = torch.cat([batch.inputs for batch in batches]).numpy()
-            places = [int(np.flatnonzero((there == one).all(axis=1))[0]) for one in shown]
-            assert places != sorted(places)  # a few batches say something about all of the text
+            windows = np.lib.stride_tricks.sliding_window_view(tokens, 16)
+            inputs = torch.cat([batch.inputs for batch in batches]).numpy()
+            starts = [int(np.flatnonzero((windows == window).all(axis=1))[0]) for window in inputs]
+            assert starts != sorted(starts)  # a few batches say something about all of the text
 
 
 # --------------------------------------------------------------------------------------------------------------- scores
@@ -116,17 +117,18 @@ def test_the_mean_over_a_split_is_its_bits_over_its_bytes(folder):
     batch = task.batch("iid", task.count("iid"), seed=0, step=0)
     assert 0 < batch.scored.sum(1).min() < 40  # a short last window
     for parts in (1, 3):
-        found = evaluate(Bigrams(table), task, "iid", batches=1000, batch_size=9, accumulate=parts)
-        assert found["sequences"] == task.count("iid")
-        assert found["loss"] == pytest.approx(nats.mean().item(), rel=1e-6)
-        assert found["bits_per_byte"] == pytest.approx(nats.mean().item() / math.log(2), rel=1e-6)
-        assert found["perplexity"] == pytest.approx(nats.mean().exp().item(), rel=1e-6)
-        assert found["accuracy"] == pytest.approx((table[tokens[:-1]].argmax(1) == tokens[1:]).double().mean().item())
+        scores = evaluate(Bigrams(table), task, "iid", batches=1000, batch_size=9, accumulate=parts)
+        assert scores["sequences"] == task.count("iid")
+        assert scores["loss"] == pytest.approx(nats.mean().item(), rel=1e-6)
+        assert scores["bits_per_byte"] == pytest.approx(nats.mean().item() / math.log(2), rel=1e-6)
+        assert scores["perplexity"] == pytest.approx(nats.mean().exp().item(), rel=1e-6)
+        correct = table[tokens[:-1]].argmax(1) == tokens[1:]
+        assert scores["accuracy"] == pytest.approx(correct.double().mean().item())
     bits = task.metrics(table[batch.inputs], batch)["bits_per_byte"].double()
     sizes, n = batch.scored.sum(1).double(), len(bits)
     mean = (bits * sizes).sum() / sizes.sum()
     error = (n / (n - 1) * (sizes * (bits - mean)).square().sum()).sqrt() / sizes.sum()
-    assert found["bits_per_byte_se"] == pytest.approx(error.item(), rel=1e-6)
+    assert scores["bits_per_byte_se"] == pytest.approx(error.item(), rel=1e-6)
 
 
 class Bigrams(torch.nn.Module):
@@ -146,40 +148,40 @@ def test_bits_of_tokens_are_spread_over_the_bytes_of_their_split(folder):
     assert task.ends == (config.Tokens(300), config.Logits(300))
     count = task.count("iid")
     batch = task.batch("iid", count, seed=0, step=0)
-    found = task.metrics(torch.zeros(count, 16, 300), batch)["bits_per_byte"]
+    bits = task.metrics(torch.zeros(count, 16, 300), batch)["bits_per_byte"]
     tokens = row(task, "iid")
     size = len(task.codec().decode(tokens.tolist()).encode()) + int((tokens[1:] == 0).sum())
     assert size == task._corpus().manifest["splits"]["iid"]["bytes"]
-    wanted = (len(tokens) - 1) * math.log2(300) / size
-    torch.testing.assert_close(found, torch.full((count,), wanted))
-    assert wanted < math.log2(300)
+    expected = (len(tokens) - 1) * math.log2(300) / size
+    torch.testing.assert_close(bits, torch.full((count,), expected))
+    assert expected < math.log2(300)
 
 
 def test_baselines_are_those_of_compressors(folder):
     task = task_of(folder)
     data = row(task, "iid")[1:321].astype(np.uint8).tobytes()
-    found = task.baselines("iid", sequences=20)
-    assert found["zlib"].mean == 8 * len(zlib.compress(data, 9)) / len(data)
-    assert found["lzma"].mean == 8 * len(lzma.compress(data, preset=9)) / len(data)
+    baselines = task.baselines("iid", sequences=20)
+    assert baselines["zlib"].mean == 8 * len(zlib.compress(data, 9)) / len(data)
+    assert baselines["lzma"].mean == 8 * len(lzma.compress(data, preset=9)) / len(data)
 
 
 def test_a_tokenizer_that_loses_text_is_told_and_compressors_pay_for_what_it_loses(folder, capsys):
     """What it drops would cost no bits, but count as bytes."""
     library = pytest.importorskip("tokenizers")
-    made = library.Tokenizer(library.models.BPE())
-    made.normalizer = library.normalizers.Replace(library.Regex("[a-zé ]"), "")
-    made.train([str(folder / "one.txt")], library.trainers.BpeTrainer(vocab_size=200, show_progress=False))
-    made.decoder = library.decoders.Fuse()
-    made.save(str(folder / "digits.json"))
+    tokenizer = library.Tokenizer(library.models.BPE())
+    tokenizer.normalizer = library.normalizers.Replace(library.Regex("[a-zé ]"), "")
+    tokenizer.train([str(folder / "one.txt")], library.trainers.BpeTrainer(vocab_size=200, show_progress=False))
+    tokenizer.decoder = library.decoders.Fuse()
+    tokenizer.save(str(folder / "digits.json"))
     task = task_of(folder, tokenizer=str(folder / "digits.json"))
-    found = task.baselines("iid", sequences=10**6)
-    said = capsys.readouterr().err
-    assert said.count("digits.json does not give") == 1
-    assert "bits per byte may be too low" in said
+    baselines = task.baselines("iid", sequences=10**6)
+    printed = capsys.readouterr().err
+    assert printed.count("digits.json does not give") == 1
+    assert "bits per byte may be too low" in printed
     text = task.codec().decode(row(task, "iid")[1:].tolist()).encode()
     size = task._corpus().manifest["splits"]["iid"]["bytes"]
     assert len(text) < 0.6 * size
-    assert found["lzma"].mean == pytest.approx(8 * len(lzma.compress(text, preset=9)) / size, rel=0.01)
+    assert baselines["lzma"].mean == pytest.approx(8 * len(lzma.compress(text, preset=9)) / size, rel=0.01)
 
 
 # ----------------------------------------------------------------------------------------------------------------- runs
@@ -188,11 +190,12 @@ def test_a_run_keeps_its_tokenizer_and_what_its_text_was(folder, tmp_path):
     task = task_of(folder)
     for _ in range(2):
         task.keep(tmp_path)
-    kept = json.loads((tmp_path / "data.json").read_text())
-    assert kept["fingerprint"] == task.fingerprint()
-    assert kept["tokenizer"]["digest"] == "bytes"
-    assert kept["splits"]["train"]["tokens"] == len(row(task, "train"))
+    data = json.loads((tmp_path / "data.json").read_text())
+    assert data["fingerprint"] == task.fingerprint()
+    assert data["tokenizer"]["digest"] == "bytes"
+    assert data["splits"]["train"]["tokens"] == len(row(task, "train"))
     assert json.loads((tmp_path / "tokenizer.json").read_text())["model"]["type"] == "BPE"
-    for what, now, other in (("text", r"\w+", {"held_out": 0.1}), ("tokenizer", "bytes", {"tokenizer": "bpe:300"})):
-        with pytest.raises(ValueError, match=rf"was begun with another {what} of .*one\.txt \({now}, not \w+\)"):
-            task_of(folder, **other).keep(tmp_path)
+    with pytest.raises(ValueError, match=r"was begun with another text of .*one\.txt \(\w+, not \w+\)"):
+        task_of(folder, held_out=0.1).keep(tmp_path)
+    with pytest.raises(ValueError, match=r"was begun with another tokenizer of .*one\.txt \(bytes, not \w+\)"):
+        task_of(folder, tokenizer="bpe:300").keep(tmp_path)

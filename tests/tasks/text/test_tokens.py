@@ -18,8 +18,8 @@ def any_text(count=400, seed=0):
     """Characters of all planes, and the white space that tokenizers like to change."""
     random_ = random.Random(seed)
     planes = [range(1, 128), range(128, 0x800), range(0x800, 0xD800), range(0xE000, 0x10000), range(0x10000, 0x11000)]
-    drawn = [chr(random_.choice(random_.choice(planes))) for _ in range(count)]
-    return "".join(drawn) + "  \n\n \t\r\n   x<|endoftext|>\u2028é"
+    characters = [chr(random_.choice(random_.choice(planes))) for _ in range(count)]
+    return "".join(characters) + "  \n\n \t\r\n   x<|endoftext|>\u2028é"
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +80,14 @@ def test_a_run_folder_is_enough_to_have_its_codec(tmp_path):
     model = config.TransformerConfig(config.Tokens(270), config.Logits(270), dim=8, heads=config.Softmax(1))
     run = config.Run(Text(str(data), tokenizer="bpe:270", length=16, folder=str(tmp_path / "cache")), model)
     run.task.keep(folder)
-    whole = codec_of(run, tmp_path)
+    from_text = codec_of(run, tmp_path)
     data.unlink()
-    kept = codec_of(run, folder)
-    assert (kept.digest, kept.encode("the cat")) == (whole.digest, whole.encode("the cat"))
+    from_folder = codec_of(run, folder)
+    assert from_folder.digest == from_text.digest
+    assert from_folder.encode("the cat") == from_text.encode("the cat")
     other = text_tokens.train(ENGLISH, 269)
     (folder / "tokenizer.json").write_text(other.to_json())
-    text = f"the tokenizer is {other.digest}, but the model was trained with {kept.digest}"
-    refused(lambda: codec_of(run, folder), text)
+    message = f"the tokenizer is {other.digest}, but the model was trained with {from_folder.digest}"
+    refused(lambda: codec_of(run, folder), message)
     (folder / "data.json").write_text("{}")
     refused(lambda: codec_of(run, folder), r"data\.json cannot be read")
