@@ -29,11 +29,11 @@ def test_the_direction_of_a_users_metric_is_checked():
 def test_a_batch_without_a_mask_has_real_tokens_only_beside_one_with_a_mask():
     """The masks of all were those of the first: none."""
     x, mask = torch.zeros(2, 3), torch.tensor([[True, True, False], [True, False, False]])
-    whole, padded = (Batch(x, x, one, x == 0, {}) for one in (None, mask))
-    for batches in ([whole, padded], [padded, whole]):
+    unpadded, padded = (Batch(x, x, batch_mask, x == 0, {}) for batch_mask in (None, mask))
+    for batches in ([unpadded, padded], [padded, unpadded]):
         masks = [mask if batch is padded else torch.ones_like(mask) for batch in batches]
         assert torch.equal(Batch.cat(batches).mask, torch.cat(masks))
-    assert Batch.cat([whole, whole]).mask is None
+    assert Batch.cat([unpadded, unpadded]).mask is None
 
 
 def test_a_batch_shows_its_shapes():
@@ -44,7 +44,7 @@ def test_a_batch_shows_its_shapes():
 def test_batches_are_joined_if_they_have_the_same_parts():
     """The labels of the first were kept and all others lost."""
     x = torch.zeros(2, 3)
-    plain, rule, source = (Batch(x, x, None, x == 0, *more) for more in (({},), ({"rule": x},), ({}, x)))
+    plain, rule, source = (Batch(x, x, None, x == 0, *fields) for fields in (({},), ({"rule": x},), ({}, x)))
     for batches, part in (
         ([plain, rule], "latents['rule']"),
         ([rule, plain], "latents['rule']"),

@@ -74,8 +74,9 @@ def forget():
     """As in a new process."""
     for name, module in list(sys.modules.items()):
         if name.startswith("polyhead.tasks."):
-            for found in vars(module).values():
-                getattr(found, "cache_clear", bool)()
+            for value in vars(module).values():
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 # -------------------------------------------------------------------------------------------------------------- batches
@@ -136,11 +137,11 @@ def perfect(task, batch):
 def test_perfect_outputs_score_one_and_equal_ones_the_logarithm_of_their_number(task):
     batch = task.batch("iid" if "iid" in task.splits else "validation", 8, seed=0, step=0)
     outputs = perfect(task, batch)
-    found, loss = task.metrics(outputs, batch), task.loss(outputs, batch)
-    assert task.metric in found
-    assert {score.shape for score in found.values()} == {(8,)}
-    wanted = {"mse": 0, "bits_per_byte": 0}
-    assert all(torch.equal(score, torch.full((8,), wanted.get(name, 1.0))) for name, score in found.items())
+    scores, loss = task.metrics(outputs, batch), task.loss(outputs, batch)
+    assert task.metric in scores
+    assert {score.shape for score in scores.values()} == {(8,)}
+    expected = {"mse": 0, "bits_per_byte": 0}
+    assert all(torch.equal(score, torch.full((8,), expected.get(name, 1.0))) for name, score in scores.items())
     assert loss == 0
     if task.name != "fuzzy_logic":
         torch.testing.assert_close(task.loss(0 * outputs, batch), torch.tensor(math.log(task.ends[1].count)))
@@ -152,19 +153,19 @@ def test_outputs_that_are_no_numbers_are_never_right(task):
     outputs = perfect(task, batch).float()
     right = outputs == outputs.amax(dim=-1, keepdim=True)
     for broken in (outputs * math.nan, outputs.masked_fill(right, math.nan)):
-        found = task.metrics(broken, batch)
-        assert not any((found[name] > 0).any() for name in found if name not in ("mse", "bits_per_byte"))
+        scores = task.metrics(broken, batch)
+        assert not any((scores[name] > 0).any() for name in scores if name not in ("mse", "bits_per_byte"))
 
 
 def test_half_precision_is_scored_in_float32_and_double_stays_double(task):
     batch = task.batch("train", 4, seed=0, step=0)
     outputs = torch.randn(perfect(task, batch).shape, generator=generator()).bfloat16()
-    for dtype, wanted in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
-        loss, found = task.loss(outputs.to(dtype), batch), task.metrics(outputs.to(dtype), batch)
-        assert {loss.dtype, found[task.metric].dtype} == {wanted}
+    for dtype, expected_dtype in ((torch.bfloat16, torch.float32), (torch.float64, torch.float64)):
+        loss, scores = task.loss(outputs.to(dtype), batch), task.metrics(outputs.to(dtype), batch)
+        assert {loss.dtype, scores[task.metric].dtype} == {expected_dtype}
         torch.testing.assert_close(loss.float(), task.loss(outputs.float(), batch))
         for name, score in some(task.metrics(outputs.float(), batch).items()):
-            torch.testing.assert_close(found[name].to(score.dtype), score)
+            torch.testing.assert_close(scores[name].to(score.dtype), score)
 
 
 def test_a_part_of_a_batch_that_scores_nothing_has_no_loss(task):
@@ -182,9 +183,9 @@ def test_outputs_of_another_shape_are_an_error_and_not_a_broadcast(task):
         return  # it also takes logits that are never made
     batch = task.batch("train", 4, seed=0, step=0)
     right = perfect(task, batch)
-    wanted = rf"^{type(task).__name__}: outputs must (be logits|have the targets' shape) \(.*\) but have \([^\n]*\)$"
+    message = rf"^{type(task).__name__}: outputs must (be logits|have the targets' shape) \(.*\) but have \([^\n]*\)$"
     for score, wrong in itertools.product((task.loss, task.metrics), (right[:1], right[..., :-1])):
-        with pytest.raises(ValueError, match=wanted):
+        with pytest.raises(ValueError, match=message):
             score(wrong.float(), batch)
 
 
@@ -193,8 +194,8 @@ def test_baselines_repeat_and_ignore_the_default_dtype(task):
         return  # there is none for mathematics
 
     def means(seed=0):
-        found = task.baselines(task.splits[-1], sequences=40, seed=seed)
-        return {name: score.mean for name, score in found.items()}
+        scores = task.baselines(task.splits[-1], sequences=40, seed=seed)
+        return {name: score.mean for name, score in scores.items()}
 
     first = means()
     assert (first != means(seed=1)) == (task.name in ("fuzzy_logic", "sraven", "object_sorting"))  # others are exact
@@ -213,18 +214,18 @@ def test_a_run_of_it_is_a_value_and_the_folder_is_no_part_of_its_digest(task):
 
 
 def test_unknown_splits_and_empty_batches_are_one_line(task):
-    who, names = type(task).__name__, ", ".join(task.splits)
+    class_name, names = type(task).__name__, ", ".join(task.splits)
     calls = [lambda split, n: task.batch(split, n, seed=0, step=0), lambda split, n: task.sample(split, n, generator())]
     for call in calls:
-        with pytest.raises(ValueError, match=rf"^{who}: unknown split 'test' \(choose from {names}\)$"):
+        with pytest.raises(ValueError, match=rf"^{class_name}: unknown split 'test' \(choose from {names}\)$"):
             call("test", 4)
-        with pytest.raises(ValueError, match=rf"^{who}: batch_size must be at least 1 but is 0$"):
+        with pytest.raises(ValueError, match=rf"^{class_name}: batch_size must be at least 1 but is 0$"):
             call("train", 0)
-        with pytest.raises(ValueError, match=rf"^{who}: batch_size must be an integer but is 2.0$"):
+        with pytest.raises(ValueError, match=rf"^{class_name}: batch_size must be an integer but is 2.0$"):
             call("train", 2.0)
     for name in ("functions", "rules", "pairs_of", "triples", "levels", "baselines"):
         if hasattr(task, name):
-            with pytest.raises(ValueError, match=rf"^{who}: unknown split 'test'"):
+            with pytest.raises(ValueError, match=rf"^{class_name}: unknown split 'test'"):
                 getattr(task, name)("test")
     if hasattr(task, "baselines"):
         with pytest.raises(ValueError, match=r"^baselines: sequences must be at least 1 but is 0$"):

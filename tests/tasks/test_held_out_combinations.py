@@ -28,15 +28,15 @@ MULTISETS = [
 ]
 
 
-def check(task, given, every):
+def check(task, combinations_of, every):
     """`every` combination is in training or held out, as many as asked, and training has all of their parts."""
-    found = {split: list(map(tuple, given(split).tolist())) for split in task.splits}
-    assert found["validation"] == found["iid"] == found["train"]
-    assert sorted(found["train"] + found["compositional"]) == every
-    assert len(found["compositional"]) == math.floor(task.held_out * len(every) + 1e-9)
-    assert set(itertools.chain(*found["train"])) == set(itertools.chain(*every))
-    assert given("train").dtype == torch.int64
-    return found
+    by_split = {split: list(map(tuple, combinations_of(split).tolist())) for split in task.splits}
+    assert by_split["validation"] == by_split["iid"] == by_split["train"]
+    assert sorted(by_split["train"] + by_split["compositional"]) == every
+    assert len(by_split["compositional"]) == math.floor(task.held_out * len(every) + 1e-9)
+    assert set(itertools.chain(*by_split["train"])) == set(itertools.chain(*every))
+    assert combinations_of("train").dtype == torch.int64
+    return by_split
 
 
 @pytest.mark.parametrize("setting", FUNCTIONS, ids=str)
@@ -44,9 +44,9 @@ def test_functions_of_fuzzy_logic(setting):
     task = FuzzyLogic(**setting)
     terms = 2**task.variables
     known = terms - math.floor(task.unknown * terms)
-    found = check(task, task.functions, list(itertools.combinations(range(known), task.terms)))
+    by_split = check(task, task.functions, list(itertools.combinations(range(known), task.terms)))
     assert task.splits == ("train", "validation", "iid", "compositional", "novel")
-    assert found["novel"] == list(itertools.combinations(range(known, terms), task.terms))
+    assert by_split["novel"] == list(itertools.combinations(range(known, terms), task.terms))
 
 
 @pytest.mark.parametrize("setting", MULTISETS, ids=str)
@@ -72,8 +72,8 @@ def test_the_original_codes_splits(fixtures, name, seed):
     data = np.load(fixtures / "hyla_splits.npz")
     for share in (0.3, 0.5, 0.7):
         task, stem = FuzzyLogic(split=name, split_seed=seed, held_out=share), f"logic/{name}/seed{seed}/frac{share}"
-        for ours, theirs in (("train", "train"), ("iid", "train"), ("compositional", "test"), ("novel", "unknown")):
-            assert task.functions(ours).tolist() == data[f"{stem}/{theirs}"].tolist()
+        for split, original in (("train", "train"), ("iid", "train"), ("compositional", "test"), ("novel", "unknown")):
+            assert task.functions(split).tolist() == data[f"{stem}/{original}"].tolist()
     task = Sraven(split=name, split_seed=seed)
-    for ours, theirs in (("train", "train"), ("iid", "train"), ("compositional", "ood")):
-        assert task.rules(ours).tolist() == data[f"raven/{name}/seed{seed}/{theirs}"].tolist()
+    for split, original in (("train", "train"), ("iid", "train"), ("compositional", "ood")):
+        assert task.rules(split).tolist() == data[f"raven/{name}/seed{seed}/{original}"].tolist()

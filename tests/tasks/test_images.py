@@ -22,8 +22,8 @@ def test_digits_are_those_of_scikit_learn_with_their_labels():
     for split in STILL.splits:
         batch = STILL.batch(split, 150, seed=0, step=0)
         number = batch.latents["image"].numpy()
-        wanted = torch.from_numpy(known.images[number]).float()[:, None] / 8 - 1
-        torch.testing.assert_close(batch.inputs, wanted)
+        expected = torch.from_numpy(known.images[number]).float()[:, None] / 8 - 1
+        torch.testing.assert_close(batch.inputs, expected)
         assert batch.targets[:, 0].tolist() == known.target[number].tolist() == batch.latents["label"].tolist()
         assert batch.targets.shape == batch.scored.shape == (150, 1)
         assert batch.scored.all()
@@ -36,24 +36,24 @@ def shown(task, split, size):
 
 
 def test_splits_share_no_image_and_lose_none():
-    found = {split: shown(STILL, split, n) for split, n in {"train": 1259, "validation": 179, "iid": 359}.items()}
-    assert sorted(itertools.chain(*found.values())) == list(range(1797))
+    by_split = {split: shown(STILL, split, n) for split, n in {"train": 1259, "validation": 179, "iid": 359}.items()}
+    assert sorted(itertools.chain(*by_split.values())) == list(range(1797))
     sampled = STILL.sample("iid", 500, torch.Generator().manual_seed(0)).latents["image"].tolist()
-    assert set(sampled) <= set(found["iid"])
+    assert set(sampled) <= set(by_split["iid"])
     assert not STILL.shared("iid")
 
 
 def test_a_walk_shows_each_image_once_before_any_again():
-    def some(first, many, seed=0, name="x"):
-        return walk(10, first, many, seed=seed, name=name).tolist()
+    def walked(first, count, seed=0, name="x"):
+        return walk(10, first, count, seed=seed, name=name).tolist()
 
-    rows = [row for step in range(10) for row in some(4 * step, 4)]
+    rows = [row for step in range(10) for row in walked(4 * step, 4)]
     for turn in range(4):
         assert sorted(rows[10 * turn : 10 * turn + 10]) == list(range(10))
     assert rows[:10] != rows[10:20]
-    assert some(15, 25) == rows[15:]
-    assert some(0, 10, seed=1) != rows[:10]
-    assert some(0, 10, name="y") != rows[:10]
+    assert walked(15, 25) == rows[15:]
+    assert walked(0, 10, seed=1) != rows[:10]
+    assert walked(0, 10, name="y") != rows[:10]
 
 
 def test_batches_of_a_held_out_split_end_with_it():
@@ -72,15 +72,15 @@ def in_bytes(batch, white=255):
     return ((batch.inputs + 1) * white / 2).round().to(torch.uint8)
 
 
-def ways(image, original, most, flips=(False,)):
+def movements(image, original, limit, flips=(False,)):
     """All (down, right, mirrored) that make `image` of `original`."""
-    by = torch.cartesian_prod(*[torch.arange(-most, most + 1)] * 2)
-    found = []
+    offsets = torch.cartesian_prod(*[torch.arange(-limit, limit + 1)] * 2)
+    matches = []
     for flip in flips:
-        start = (original.flip(-1) if flip else original).expand(len(by), -1, -1, -1)
-        equal = (moved(start, by) == image).flatten(1).all(1)
-        found += [(y, x, flip) for y, x in by[equal].tolist()]
-    return found
+        start = (original.flip(-1) if flip else original).expand(len(offsets), -1, -1, -1)
+        equal = (moved(start, offsets) == image).flatten(1).all(1)
+        matches += [(y, x, flip) for y, x in offsets[equal].tolist()]
+    return matches
 
 
 @pytest.mark.parametrize(
@@ -90,11 +90,13 @@ def test_training_moves_by_up_to_shift_and_mirrors_half_and_nothing_else_moves(t
     known, _ = images_data.digits()
     batch = task.batch("train", 400, seed=0, step=0)
     pixels, plain = in_bytes(batch, 16), known[batch.latents["image"]]
-    found = [ways(*pair, shift + 1, flips) for pair in zip(pixels, plain, strict=True)]
-    assert all(found)
-    clear = [way[0] for way in found if len(way) == 1]
-    assert {way[:2] for way in clear} == {(y, x) for y in range(-shift, shift + 1) for x in range(-shift, shift + 1)}
-    assert abs(sum(way[2] for way in clear) / len(clear) - (len(flips) - 1) / 2) < 0.15
+    matches = [movements(*pair, shift + 1, flips) for pair in zip(pixels, plain, strict=True)]
+    assert all(matches)
+    unambiguous = [match[0] for match in matches if len(match) == 1]
+    assert {match[:2] for match in unambiguous} == {
+        (y, x) for y in range(-shift, shift + 1) for x in range(-shift, shift + 1)
+    }
+    assert abs(sum(match[2] for match in unambiguous) / len(unambiguous) - (len(flips) - 1) / 2) < 0.15
     for split in ("validation", "iid"):
         batch = task.batch(split, 100, seed=0, step=0)
         assert torch.equal(in_bytes(batch, 16), known[batch.latents["image"]])
@@ -141,15 +143,15 @@ def test_cifar_is_read_from_its_binary_version(tmp_path, data):
 
 
 def test_files_that_are_no_cifar_are_one_line(tmp_path):
-    def refused(wanted):
-        with refusing(wanted):
+    def refused(message):
+        with refusing(message):
             Images("cifar10", folder=str(tmp_path)).batch("iid", 1, seed=0, step=0)
 
     refused("cannot be read (No such file or directory); the folder must hold the binary version of cifar10")
-    for content, wanted in (
+    for content, message in (
         (b"\0" * 3074, "test_batch.bin has 3074 bytes, no multiple of 3073, a record"),
         (b"", "has 0 bytes"),
         (b"\x0a" + b"\0" * 3072, "has the label 10, but cifar10 has 10 classes"),
     ):
         (tmp_path / "test_batch.bin").write_bytes(content)
-        refused(wanted)
+        refused(message)

@@ -25,9 +25,9 @@ def test_targets_sort_the_vectors_that_are_read(split):
     assert batch.scored.all()
     assert batch.mask is batch.source_mask is None
     for source, inputs, targets in zip(batch.source, batch.inputs.tolist(), batch.targets.tolist(), strict=True):
-        places = [int((vectors == vector).all(dim=1).nonzero()) for vector in source]
-        assert len(set(places)) == 6
-        assert [places[i] for i in targets] == sorted(places)
+        objects = [int((vectors == vector).all(dim=1).nonzero()) for vector in source]
+        assert len(set(objects)) == 6
+        assert [objects[i] for i in targets] == sorted(objects)
         assert inputs == [6, *targets[:-1]]
 
 
@@ -82,13 +82,13 @@ def test_labels_follow_from_the_vectors(split):
     batch = task.batch(split, 200, seed=0, step=0)
     assert batch.inputs.shape == (200, 2, 3)
     assert batch.targets.shape == batch.scored.shape == (200, 1)
-    vectors, seen = task.vectors(), set()
+    vectors, drawn = task.vectors(), set()
     for both, label in zip(batch.inputs, batch.targets[:, 0].tolist(), strict=True):
         i, j = (int((vectors == vector).all(dim=1).nonzero()) for vector in both)
         assert label == (i < j)
-        seen.add((i, j))
-    assert seen <= set(pairs(task, split))
-    assert len(seen) > 0.9 * len(pairs(task, split))
+        drawn.add((i, j))
+    assert drawn <= set(pairs(task, split))
+    assert len(drawn) > 0.9 * len(pairs(task, split))
 
 
 # ------------------------------------------------------------------------------------------------------------------ SET
@@ -98,10 +98,10 @@ def by_hand(cards):
 
 def test_sets_are_those_of_the_game():
     triples = torch.combinations(torch.arange(81), 3)
-    found = is_set(torch.tensor(CARDS)[triples])
-    assert (len(found), int(found.sum())) == (85320, 1080)
+    are_sets = is_set(torch.tensor(CARDS)[triples])
+    assert (len(are_sets), int(are_sets.sum())) == (85320, 1080)
     for row in range(0, 85320, 37):
-        assert found[row].item() == by_hand([CARDS[i] for i in triples[row]])
+        assert are_sets[row].item() == by_hand([CARDS[i] for i in triples[row]])
 
 
 def test_no_triple_is_in_two_splits_and_half_are_sets():
@@ -139,21 +139,21 @@ def test_a_batch_shows_cards_of_its_split_in_any_order(split):
 def test_baselines_of_pairwise_order(examples):
     task = PairwiseOrder(examples=examples, split_seed=2)
     met = {tuple(pair) for pair in task.pairs_of("train").tolist()}
-    asked = task.pairs_of("compositional").tolist()
-    reverse = sum((b, a) in met for a, b in asked) / len(asked)
+    unseen = task.pairs_of("compositional").tolist()
+    reverse = sum((b, a) in met for a, b in unseen) / len(unseen)
     assert reverse > 0
-    found = task.baselines("compositional")
-    assert list(found) == ["chance", "known_pairs", "known_objects"]
-    assert found["known_pairs"].mean == pytest.approx(0.5 + 0.5 * reverse)
-    first, pairs = [0] * 64, [0] * 64
+    scores = task.baselines("compositional")
+    assert list(scores) == ["chance", "known_pairs", "known_objects"]
+    assert scores["known_pairs"].mean == pytest.approx(0.5 + 0.5 * reverse)
+    smaller, appearances = [0] * 64, [0] * 64
     for pair in met:
-        first[min(pair)] += 1
-        for each in pair:
-            pairs[each] += 1
-    share = [(f + 1) / (n + 2) for f, n in zip(first, pairs, strict=True)]
-    right = [(share[a] > share[b]) == (a < b) if share[a] != share[b] else 0.5 for a, b in asked]
-    assert found["known_objects"].mean == pytest.approx(sum(right) / len(right))
-    assert {score.count for score in found.values()} == {0}  # all pairs: exact
+        smaller[min(pair)] += 1
+        for item in pair:
+            appearances[item] += 1
+    share = [(s + 1) / (n + 2) for s, n in zip(smaller, appearances, strict=True)]
+    right = [(share[a] > share[b]) == (a < b) if share[a] != share[b] else 0.5 for a, b in unseen]
+    assert scores["known_objects"].mean == pytest.approx(sum(right) / len(right))
+    assert {score.count for score in scores.values()} == {0}  # all pairs: exact
     assert task.baselines("train")["known_pairs"].mean == 1
 
 
@@ -161,31 +161,31 @@ def test_baselines_of_pairwise_order(examples):
 def test_baselines_of_sorting(examples, length):
     """As counted here, sequence by sequence, of the task's own training set."""
     task = ObjectSorting(length=length, examples=examples, split_seed=2)
-    places = {}
+    ranks_of = {}
     for row in _pool(task, torch.device("cpu")).tolist():
-        for thing in row:
-            places.setdefault(thing, []).append(sum(other < thing for other in row))
-    mean = {thing: sum(p) / len(p) for thing, p in places.items()}
+        for item in row:
+            ranks_of.setdefault(item, []).append(sum(other < item for other in row))
+    mean_rank = {item: sum(p) / len(p) for item, p in ranks_of.items()}
     right = 0.0
     for row in task.batch("iid", 300, seed=4, step=0).latents["objects"].tolist():
-        numbers = [mean.get(thing, (length - 1) / 2) for thing in sorted(row)]
-        ties = math.prod(math.factorial(times) for times in Counter(numbers).values())
-        right += (sorted(numbers) == numbers) / ties
-    found = task.baselines("iid", sequences=300, seed=4)
-    assert found["known_objects"].mean == pytest.approx(right / 300)
-    assert found["chance"].mean == pytest.approx(1 / math.factorial(length))
+        mean_ranks = [mean_rank.get(item, (length - 1) / 2) for item in sorted(row)]
+        ties = math.prod(math.factorial(times) for times in Counter(mean_ranks).values())
+        right += (sorted(mean_ranks) == mean_ranks) / ties
+    scores = task.baselines("iid", sequences=300, seed=4)
+    assert scores["known_objects"].mean == pytest.approx(right / 300)
+    assert scores["chance"].mean == pytest.approx(1 / math.factorial(length))
 
 
 def test_pairs_of_cards_by_hand():
     met = torch.tensor([[2, 0, 1], [0, 3, 6], [0, 1, 4], [5, 7, 8]])
     sets = torch.tensor([1.0, 1.0, 0.0, 0.0])
     #        met,  one pair,  none, two pairs: no example, met, one pair, met in another order
-    asked = torch.tensor([[0, 1, 2], [0, 2, 5], [9, 10, 11], [0, 1, 3], [4, 1, 0], [7, 6, 3], [1, 2, 0]])
+    queries = torch.tensor([[0, 1, 2], [0, 2, 5], [9, 10, 11], [0, 1, 3], [4, 1, 0], [7, 6, 3], [1, 2, 0]])
     # No pair: two sets (their own left out) against one other.  One pair: the third triple, which is none.
-    assert card_pairs(met, sets, asked).tolist() == [1, 0, 1, 0.5, 0, 0, 1]
+    assert card_pairs(met, sets, queries).tolist() == [1, 0, 1, 0.5, 0, 0, 1]
     # With one more triple without a known pair the vote of those is even.
-    more = torch.cat((met, torch.tensor([[12, 13, 15]]))), torch.cat((sets, torch.zeros(1)))
-    assert card_pairs(*more, asked).tolist() == [1, 0, 0.5, 0.5, 0, 0, 1]
+    extended = torch.cat((met, torch.tensor([[12, 13, 15]]))), torch.cat((sets, torch.zeros(1)))
+    assert card_pairs(*extended, queries).tolist() == [1, 0, 0.5, 0.5, 0, 0, 1]
 
 
 E = -1  # an empty cell
@@ -194,18 +194,18 @@ E = -1  # an empty cell
 def test_pairs_in_grids_by_hand():
     grids = torch.tensor([[1, 1, E], [E, 1, 2], [3, E, 3], [4, 5, E]])
     labels = torch.tensor([1, 0, 1, 0])
-    asked = torch.tensor([[E, 1, 1], [2, E, 1], [2, 2, E], [7, 8, E], [3, 3, E], [-3, -3, E]])
+    queries = torch.tensor([[E, 1, 1], [2, E, 1], [2, 2, E], [7, 8, E], [3, 3, E], [-3, -3, E]])
     # No training image says anything about another, two are of either class: without evidence it guesses.
-    assert grid_pairs(grids, labels, asked).tolist() == [1, 0, 0.5, 0.5, 1, 0.5]
+    assert grid_pairs(grids, labels, queries).tolist() == [1, 0, 0.5, 0.5, 1, 0.5]
     # One more of class 0 and the unknown is class 0.
-    more = torch.cat((grids, torch.tensor([[6, E, 7]]))), torch.cat((labels, torch.tensor([0])))
-    assert grid_pairs(*more, asked).tolist() == [1, 0, 0, 0, 1, 0]
+    extended = torch.cat((grids, torch.tensor([[6, E, 7]]))), torch.cat((labels, torch.tensor([0])))
+    assert grid_pairs(*extended, queries).tolist() == [1, 0, 0, 0, 1, 0]
 
 
 @pytest.mark.parametrize("examples", [500, 2000])
 def test_baselines_of_same(examples):
-    found = RelationalGames("same", examples).baselines("iid")["known_pairs"]
+    score = RelationalGames("same", examples).baselines("iid")["known_pairs"]
     share = 1 - (1 - 1 / 851) ** (examples / 2)
-    assert abs(found.mean - (0.5 + 0.5 * share)) < 3 * found.standard_error
+    assert abs(score.mean - (0.5 + 0.5 * share)) < 3 * score.standard_error
     for split in ("novel", "novel_stripes"):
         assert RelationalGames("same", examples).baselines(split)["known_pairs"].mean == 0.5

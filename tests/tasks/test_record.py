@@ -40,11 +40,11 @@ def test_a_run_on_files_does_not_resume_with_others(make, tmp_path):
     run.mkdir()
     task, same, other = (make(tmp_path / name, changed) for name, changed in (("a", 0), ("b", 0), ("c", 1)))
     task.keep(run)
-    kept = json.loads((run / "data.json").read_bytes())
+    record = json.loads((run / "data.json").read_bytes())
     same.keep(run)  # the folder may move
     before = (run / "data.json").read_bytes()
-    assert json.loads(before)["fingerprint"] == kept["fingerprint"]
-    assert set(kept) == {"data", "fingerprint"}
+    assert json.loads(before)["fingerprint"] == record["fingerprint"]
+    assert set(record) == {"data", "fingerprint"}
     with refusing(f"{type(task).__name__}: {run} was begun with other data of "):
         other.keep(run)
     assert (run / "data.json").read_bytes() == before

@@ -42,13 +42,13 @@ ESTIMATORS = {
 def test_every_baseline_is_scikit_learns(length):
     task = FuzzyLogic(length=length)
     batch = task.batch("novel", 20, seed=0, step=0)
-    shown = batch.inputs.clone()
-    shown[:, -1, -1] = 0.7  # in the place of the hidden target, which no baseline sees
-    unseen = Batch(shown, torch.full_like(batch.targets, float("nan")), None, batch.scored, {})
-    found = from_context(unseen)
-    assert list(found) == list(ESTIMATORS)
+    inputs = batch.inputs.clone()
+    inputs[:, -1, -1] = 0.7  # in the place of the hidden target, which no baseline sees
+    unseen = Batch(inputs, torch.full_like(batch.targets, float("nan")), None, batch.scored, {})
+    predictions = from_context(unseen)
+    assert list(predictions) == list(ESTIMATORS)
     for name, estimator in ESTIMATORS.items():
-        for tokens, guess in zip(batch.inputs.double().numpy(), found[name], strict=True):
+        for tokens, guess in zip(batch.inputs.double().numpy(), predictions[name], strict=True):
             x, y = tokens[:-1, :-1], tokens[:-1, -1]  # the process has prior mean 0, ours that of the context
             fitted = estimator.fit(x, y - y.mean()).predict(tokens[-1:, :-1])[0] + y.mean()
             assert guess.item() == pytest.approx(fitted, abs=1e-9)
@@ -63,16 +63,16 @@ def test_both_are_what_loops_and_scikit_learn_say(task, monkeypatch):
     width, penalty = settings(task)
     monkeypatch.setattr(fuzzy_baselines, "LARGEST", 4 * task.length * len(task.functions("train")))  # four at once
     batch = task.batch("compositional", 6, seed=0, step=0)
-    found = from_functions(task, batch)
+    predictions = from_functions(task, batch)
     for b, tokens in enumerate(batch.inputs.double().tolist()):
         columns = []
         for terms in task.functions("train").tolist():
             columns.append([max(term(t, tokens[i][:-1]) for t in terms) for i in range(task.length)])
         table, y = np.array(columns).T, np.array([token[-1] for token in tokens[:-1]])
         weights = np.exp(-((table[:-1] - y[:, None]) ** 2).sum(axis=0) / (2 * width**2))
-        assert found["recall"][b] == pytest.approx((weights * table[-1]).sum() / weights.sum(), abs=1e-6)
+        assert predictions["recall"][b] == pytest.approx((weights * table[-1]).sum() / weights.sum(), abs=1e-6)
         fitted = Ridge(alpha=penalty, fit_intercept=False).fit(table[:-1], y)
-        assert found["mix"][b] == pytest.approx(fitted.predict(table[-1:])[0], abs=1e-5)
+        assert predictions["mix"][b] == pytest.approx(fitted.predict(table[-1:])[0], abs=1e-5)
 
 
 def term(number, x):
@@ -83,11 +83,11 @@ def test_settings_are_chosen_where_a_function_misses_itself():
     """With the function itself among them, the narrowest and the least penalty would be best."""
     task = FuzzyLogic(held_out=0.7)
     batch, rows = task.batch("validation", fuzzy_baselines.CHOSEN_ON, seed=0, step=0), task.functions("train")
-    known, y, wanted = values(batch.inputs[..., :-1], rows), batch.inputs[:, :-1, -1].double(), batch.targets[:, -1, 0]
-    own = (batch.latents["terms"][:, None] == rows).all(dim=-1)
+    known, y, target = values(batch.inputs[..., :-1], rows), batch.inputs[:, :-1, -1].double(), batch.targets[:, -1, 0]
+    is_itself = (batch.latents["terms"][:, None] == rows).all(dim=-1)
     for baseline, grid, chosen in zip((recall, mix), (WIDTHS, PENALTIES), settings(task), strict=True):
-        for without, best in ((own, chosen), (None, grid[0])):
-            errors = [(baseline(known, y, value, without) - wanted).square().mean() for value in grid]
+        for without, best in ((is_itself, chosen), (None, grid[0])):
+            errors = [(baseline(known, y, value, without) - target).square().mean() for value in grid]
             assert grid[int(torch.stack(errors).argmin())] == best
         assert grid[0] < chosen < grid[-1]  # the grid holds it
 
@@ -100,12 +100,12 @@ def test_the_ceiling_is_the_mean_over_all_functions_that_agree(variables, terms,
     task = FuzzyLogic(variables=variables, terms=terms, length=length)
     batch = task.batch("compositional", 40, seed=0, step=0)
     everything = torch.tensor(list(itertools.combinations(range(2**variables), terms)))
-    found = ceiling(task, batch)
+    predictions = ceiling(task, batch)
     for b in range(40):
         x = batch.inputs[b, :, :-1].expand(len(everything), -1, -1)
         values = zadeh(x, everything)
         agree = (values[:, :-1] == batch.targets[b, :-1, 0]).all(dim=1)
-        torch.testing.assert_close(found[b], values[agree, -1].double().mean())
+        torch.testing.assert_close(predictions[b], values[agree, -1].double().mean())
 
 
 # ------------------------------------------------------------------------------------------ the surface

@@ -15,11 +15,11 @@ SPLITS = ("train", "validation", "iid", "compositional", "novel")
 
 def test_the_original_code_gives_the_same_targets(fixtures):
     data = np.load(fixtures / "hyla_gen_logic.npz")
-    place = 2 ** np.arange(3, -1, -1)
-    assert (data["conjunctions_all"] @ place == np.arange(16)).all()
-    terms = torch.from_numpy(data["latents"] @ place).long()
-    found = zadeh(torch.from_numpy(data["inputs"]), terms)
-    torch.testing.assert_close(found, torch.from_numpy(data["targets"])[..., 0], rtol=0, atol=0)
+    bits = 2 ** np.arange(3, -1, -1)
+    assert (data["conjunctions_all"] @ bits == np.arange(16)).all()
+    terms = torch.from_numpy(data["latents"] @ bits).long()
+    outputs = zadeh(torch.from_numpy(data["inputs"]), terms)
+    torch.testing.assert_close(outputs, torch.from_numpy(data["targets"])[..., 0], rtol=0, atol=0)
 
 
 # ------------------------------------------------------------------------------------------ batches
@@ -64,12 +64,12 @@ def test_scores_are_errors_at_the_query_and_r2_is_over_the_variance_of_all_targe
     batch = task.batch("train", 20, seed=0, step=0)
     outputs = torch.rand(20, 32, 1, generator=torch.Generator().manual_seed(0))
     outputs[:, :-1] = float("nan")
-    found, errors = task.metrics(outputs, batch), (outputs - batch.targets)[:, -1, 0]
+    scores, errors = task.metrics(outputs, batch), (outputs - batch.targets)[:, -1, 0]
     torch.testing.assert_close(task.loss(outputs, batch), errors.square().mean())
     for b, error in enumerate(errors.tolist()):
         y = batch.targets[b, :, 0].double().numpy()
-        assert found["mse"][b].item() == pytest.approx(error**2, rel=1e-5)
-        assert found["r2"][b].item() == pytest.approx(1 - error**2 / np.var(y), rel=1e-4, abs=1e-5)
+        assert scores["mse"][b].item() == pytest.approx(error**2, rel=1e-5)
+        assert scores["r2"][b].item() == pytest.approx(1 - error**2 / np.var(y), rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.gpu

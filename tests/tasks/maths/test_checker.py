@@ -13,18 +13,20 @@ def test_published_questions_are_read_and_their_answers_right(fixtures):
     rows = list(zip(lines[::3], lines[1::3], lines[2::3], strict=True))
     assert {row[0] for row in rows} == set(CHECKS) == set(MODULES)
     assert len(rows) == 60
-    for module, asked, answer in rows:
-        assert fault(module, asked, answer) is None
+    for module, text, answer in rows:
+        assert fault(module, text, answer) is None
         other = str(int(answer) + 1) if answer.lstrip("-").isdigit() else answer.replace("*", "*1", 1)
         if other != answer:
-            assert fault(module, asked, other) is not None
+            assert fault(module, text, other) is not None
 
 
 def questions(module, level, seed, count):
-    dice, found = StableRandom(seed), []
-    while len(found) < count:
-        found += [pair for pair in [question(module, level, dice)] if pair is not None]
-    return found
+    dice, pairs = StableRandom(seed), []
+    while len(pairs) < count:
+        pair = question(module, level, dice)
+        if pair is not None:
+            pairs.append(pair)
+    return pairs
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -44,8 +46,8 @@ DRAWN = {
 }
 
 
-@pytest.mark.parametrize(("module", "wanted"), DRAWN.items())
-def test_what_is_drawn_stays_the_same(module, wanted):
+@pytest.mark.parametrize(("module", "checksum"), DRAWN.items())
+def test_what_is_drawn_stays_the_same(module, checksum):
     """Runs are compared across versions of this package; a new number here is a new task."""
     drawn = [questions(module, LEVELS[module][difficulty], 5, 100) for difficulty in DIFFICULTIES]
-    assert zlib.crc32(repr(drawn).encode()) == wanted
+    assert zlib.crc32(repr(drawn).encode()) == checksum

@@ -49,8 +49,8 @@ def test_few_questions_are_all_seen_and_yet_none_is_shared(monkeypatch):
     task = Maths("algebra__linear_1d", "easy")
     drawn = {split: [q for q, _ in texts(task, split, 1, 300)] for split in ("train", "validation", "iid")}
     assert all(len(questions) > 2 * len(set(questions)) for questions in drawn.values())
-    for one, other in itertools.combinations(drawn.values(), 2):
-        assert not set(one) & set(other)
+    for first, second in itertools.combinations(drawn.values(), 2):
+        assert not set(first) & set(second)
 
 
 def parts(module, question):
@@ -80,19 +80,19 @@ def parts(module, question):
 def test_extrapolation_is_longer_or_larger_than_training_ever_is(module, difficulty):
     task = Maths(module, difficulty)
     levels = [LEVELS[module][d] for d in (("easy", "medium", "hard") if difficulty == "mixed" else (difficulty,))]
-    most, size = max(level.parts[1] for level in levels), max(level.size for level in levels)
+    longest, size = max(level.parts[1] for level in levels), max(level.size for level in levels)
     measured = {
         split: [(parts(module, q), max(map(int, re.findall(r"\d+", q)))) for q, _ in texts(task, split, 1, 40)]
         for split in ("train", "compositional", "novel")
     }
     lengths, numbers = zip(*measured["train"], strict=True)
-    assert max(lengths) == most
+    assert max(lengths) == longest
     assert size / 4 < max(numbers) <= size
     longer, larger = measured["compositional"], measured["novel"]
-    assert {length for length, _ in longer} == {most + 1}
+    assert {length for length, _ in longer} == {longest + 1}
     assert max(number for _, number in longer) <= size
     assert min(number for _, number in larger) > size
-    assert max(length for length, _ in larger) <= most
+    assert max(length for length, _ in larger) <= longest
 
 
 # ------------------------------------------------------------------------------------------------------------- scores
@@ -101,13 +101,13 @@ def test_scores_by_hand():
     batch = task.batch("train", 4, seed=0, step=0)
     ends = batch.latents["answer_length"]
     logits = F.one_hot(batch.targets, VOCABULARY).float() * 9
-    for row, place in ((0, 0), (1, ends[1]), (2, ends[2] + 1)):  # first character; the end; padding, which is free
-        logits[row, place] = logits[row, place].roll(1)
-    found = task.metrics(logits, batch)
-    assert found["exact_match"].tolist() == [0, 0, 1, 1]
+    for row, position in ((0, 0), (1, ends[1]), (2, ends[2] + 1)):  # first character; the end; padding, which is free
+        logits[row, position] = logits[row, position].roll(1)
+    scores = task.metrics(logits, batch)
+    assert scores["exact_match"].tolist() == [0, 0, 1, 1]
     scored = (ends + 1).float()
-    wanted = torch.tensor([1 - 1 / scored[0], 1 - 1 / scored[1], 1, 1])
-    torch.testing.assert_close(found["character_accuracy"], wanted)
+    expected = torch.tensor([1 - 1 / scored[0], 1 - 1 / scored[1], 1, 1])
+    torch.testing.assert_close(scores["character_accuracy"], expected)
     terms = [-logits[b, t].log_softmax(dim=0)[batch.targets[b, t]] for b, t in batch.scored.nonzero().tolist()]
     torch.testing.assert_close(task.loss(logits, batch), torch.stack(terms).mean())
     assert len(terms) == scored.sum()

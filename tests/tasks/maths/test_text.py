@@ -47,9 +47,9 @@ def test_files_that_extrapolate(tmp_path):
     task = Maths("arithmetic__mixed", "mixed", data="original", folder=folder)
     assert task.splits == ("train", "validation", "iid", "novel")
     assert numbers(task, "novel") == {*range(100, 105), *range(500, 520)}
-    found = {split: numbers(task, split) for split in task.splits}
-    assert set().union(*found.values()) == {*range(300), *range(400, 430), *range(500, 520)}
-    assert sum(map(len, found.values())) == 350  # no question twice
+    by_split = {split: numbers(task, split) for split in task.splits}
+    assert set().union(*by_split.values()) == {*range(300), *range(400, 430), *range(500, 520)}
+    assert sum(map(len, by_split.values())) == 350  # no question twice
 
 
 @pytest.mark.parametrize(

@@ -53,8 +53,8 @@ def test_splits_of_the_file_share_nothing_and_repeat(folder):
 
 
 def test_files_that_cannot_be_used(folder, tmp_path):
-    def refused(wanted, game="xoccurs", examples=10):
-        with refusing(wanted):
+    def refused(message, game="xoccurs", examples=10):
+        with refusing(message):
             RelationalGames(game, examples=examples, data="original", folder=folder).batch("train", 2, seed=0, step=0)
 
     refused("examples must leave at least 3 of the 40 images in same_pentos.npz but is 38", "same", examples=38)
@@ -63,7 +63,7 @@ def test_files_that_cannot_be_used(folder, tmp_path):
     path.write_bytes(b"not a zip file")
     refused("cannot be read")
     images, labels = np.zeros((20, 36, 36, 3), dtype=np.uint8), np.zeros(20, dtype=np.int64)
-    for wrong, text in (
+    for wrong, message in (
         ({"images": images}, "cannot be read"),
         ({"images": images, "labels": labels[:9]}, "must hold images"),
         ({"images": images[:, :, :35], "labels": labels}, "must hold images"),
@@ -74,4 +74,4 @@ def test_files_that_cannot_be_used(folder, tmp_path):
         ({"images": images, "labels": np.array([{}] * 20)}, "cannot be read"),
     ):
         np.savez(path, **wrong, allow_pickle=True)
-        refused(text)
+        refused(message)

@@ -97,15 +97,15 @@ def test_half_of_the_images_of_every_split_are_of_class_1(game):
 def test_small_batches_have_no_class_half_or_set_of_their_own(split, size):
     """From the beginning of the cycle on a batch of one image was of class 0, of two had no twice-occurring object."""
     task = RelationalGames("xoccurs", examples=8)
-    pairs, shown = Counter(), set()
+    pairs, sets = Counter(), set()
     for step in range(400 // size):
         batch = task.batch(split, size, seed=0, step=step)
         for image, label in zip(batch.inputs, batch.targets, strict=True):
             cells = cells_of(image)
             pairs[label.item(), len(set(cells[6:]))] += 1
-            shown.add(set_of(cells[6]))
+            sets.add(set_of(cells[6]))
     assert min(pairs[kind] for kind in itertools.product((0, 1), (2, 3))) > 70
-    assert shown == set(SHOWN[split])
+    assert sets == set(SHOWN[split])
 
 
 def test_all_kinds_of_a_class_occur():
@@ -139,7 +139,7 @@ def blocks(mask):
 
 @pytest.mark.parametrize(("shapes", "size", "number"), [("pentominoes", 5, 37), ("hexominoes", 6, 46)])
 def test_polyominoes_are_all_that_fit(shapes, size, number):
-    found = set()
+    polyominoes = set()
     for mask in masks(shapes, CPU)[:-1]:
         squares = {(int(r), int(c)) for r, c in blocks(mask).nonzero()}
         assert len(squares) == size
@@ -148,8 +148,8 @@ def test_polyominoes_are_all_that_fit(shapes, size, number):
             grown |= {s for s in squares for g in grown if abs(s[0] - g[0]) + abs(s[1] - g[1]) == 1}
         assert grown == squares
         assert min(r for r, _ in squares) == min(c for _, c in squares) == 0
-        found.add(frozenset(squares))
-    assert len(found) == count(shapes) == number
+        polyominoes.add(frozenset(squares))
+    assert len(polyominoes) == count(shapes) == number
 
 
 def test_sets_of_shapes_share_nothing_and_repeat_nothing():
@@ -162,10 +162,10 @@ def test_an_image_is_its_cells_in_their_colours():
     shape, colour = torch.full((1, 9), -1), torch.full((1, 9), -1)
     shape[0, 5], colour[0, 5] = 3, COLOURS.index((0, 128, 255))
     (image,) = draw("hexominoes", shape, colour)
-    wanted = torch.zeros(3, 36, 36)
+    expected = torch.zeros(3, 36, 36)
     for channel, value in enumerate((0.0, 128 / 255, 1.0)):
-        wanted[channel, 12:24, 24:36] = masks("hexominoes", CPU)[3] * value
-    torch.testing.assert_close(image, wanted, rtol=0, atol=0)
+        expected[channel, 12:24, 24:36] = masks("hexominoes", CPU)[3] * value
+    torch.testing.assert_close(image, expected, rtol=0, atol=0)
 
 
 # ------------------------------------------------------------------------------------------ splits and streams
@@ -178,8 +178,8 @@ def test_training_is_a_set_of_so_many_images_and_no_other_split_shows_them():
     assert len(pool) == 12_000
     for split in ("validation", "iid"):
         batch = task.batch(split, 400, seed=0, step=0)
-        shown = batch.latents
-        grids = torch.where(shown["cells"], shown["shapes"] * len(COLOURS) + shown["colours"], -1)
+        latents = batch.latents
+        grids = torch.where(latents["cells"], latents["shapes"] * len(COLOURS) + latents["colours"], -1)
         first, second = grids[grids >= 0].view(-1, 2).T
         assert ((first == second) == batch.targets[:, 0]).all()
         assert not pool & {tuple(grid) for grid in grids.tolist()}

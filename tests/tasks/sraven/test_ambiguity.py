@@ -29,33 +29,32 @@ def grid_of(panel, slots):
 def fitting(grid, values):
     """The answers of the rules that fit a feature's symbols, the last of which is not looked at, in the original code's
     terms: one cell after another."""
-    whole, last = grid[:-1], grid[-1][:-1]
+    complete, incomplete = grid[:-1], grid[-1][:-1]
     answers = []
     for step in (0, 1, 2, -1, -2):
-        rows = [*whole, last]
+        rows = [*complete, incomplete]
         if all((row[i + 1] - row[i] - step) % values == 0 for row in rows for i in range(len(row) - 1)):
-            answers.append((last[-1] + step) % values)
-    if all(row[-1] == sum(row[:-1]) % values for row in whole):
-        answers.append(sum(last) % values)
-    if all(row[-1] == (row[0] - sum(row[1:-1])) % values for row in whole):
-        answers.append((last[0] - sum(last[1:])) % values)
-    symbols = sorted(whole[0])
-    if all(sorted(row) == symbols for row in whole) and set(last) <= set(symbols):
-        used = [last.count(symbol) for symbol in symbols]
+            answers.append((incomplete[-1] + step) % values)
+    if all(row[-1] == sum(row[:-1]) % values for row in complete):
+        answers.append(sum(incomplete) % values)
+    if all(row[-1] == (row[0] - sum(row[1:-1])) % values for row in complete):
+        answers.append((incomplete[0] - sum(incomplete[1:])) % values)
+    symbols = sorted(complete[0])
+    if all(sorted(row) == symbols for row in complete) and set(incomplete) <= set(symbols):
+        used = [incomplete.count(symbol) for symbol in symbols]
         answers.append(symbols[used.index(min(used))])
     return answers
 
 
 def by_hand(panel, task, definition):
     @functools.cache
-    def look(slots):
+    def fits_and_misleads(slots):
         grid = grid_of(panel, slots)
         answers = fitting(grid, task.values)
         return bool(answers), any(answer != grid[-1][-1] for answer in answers)
 
     for order in orders(task):
-        seen = [look(slots) for slots in zip(*order, strict=True)]
-        fits, wrong = ([one[i] for one in seen] for i in (0, 1))
+        fits, wrong = zip(*(fits_and_misleads(slots) for slots in zip(*order, strict=True)), strict=True)
         if all(fits) and (all(wrong) if definition == "code" else any(wrong)):
             return True
     return False
@@ -74,25 +73,25 @@ SETTINGS = [
 def test_ambiguity_is_what_listing_all_permutations_finds(setting, definition):
     task = Sraven(**setting)
     panels = panels_of(task, 60)
-    found = ambiguous(panels, task, definition)
-    wanted = [by_hand(panel, task, definition) for panel in panels.tolist()]
-    assert found.tolist() == wanted
+    actual = ambiguous(panels, task, definition)
+    expected = [by_hand(panel, task, definition) for panel in panels.tolist()]
+    assert actual.tolist() == expected
     if definition == "text" and task.grid > 2:  # with 2, one row shown whole leaves nearly everything open
-        assert 0 < sum(wanted) < 60
+        assert 0 < sum(expected) < 60
 
 
 # ------------------------------------------------------------------------------------------ Bayes, by hand
 @functools.cache
 def grids(values, size):
     """For each rule all grids that obey it, as (symbols shown, answer), by trying all."""
-    found = {rule: [] for rule in range(8)}
+    by_rule = {rule: [] for rule in range(8)}
     rows = list(itertools.product(range(values), repeat=size))
     for rule in range(8):
-        some = [row for row in rows if rule == 7 or obeys([row], rule, values=values)]
-        for grid in itertools.product(some, repeat=size):
+        fitting_rows = [row for row in rows if rule == 7 or obeys([row], rule, values=values)]
+        for grid in itertools.product(fitting_rows, repeat=size):
             if obeys(grid, rule, values=values):
-                found[rule].append((tuple(itertools.chain(*grid))[:-1], grid[-1][-1]))
-    return {rule: (Counter(of), len(of)) for rule, of in found.items()}
+                by_rule[rule].append((tuple(itertools.chain(*grid))[:-1], grid[-1][-1]))
+    return {rule: (Counter(pairs), len(pairs)) for rule, pairs in by_rule.items()}
 
 
 def posterior_by_hand(panel, task, multisets):
@@ -104,13 +103,13 @@ def posterior_by_hand(panel, task, multisets):
             options = [(1.0, ())]
             for feature, rule in enumerate(rules):
                 slots = [column.index(feature) for column in order]
-                shown = tuple(itertools.chain(*grid_of(panel, slots)))[:-1]
+                symbols = tuple(itertools.chain(*grid_of(panel, slots)))[:-1]
                 counts, total = table[rule]
                 options = [
-                    (p * counts[shown, answer] / total, (*answers, (slots[-1], answer)))
+                    (p * counts[symbols, answer] / total, (*answers, (slots[-1], answer)))
                     for p, answers in options
                     for answer in range(task.values)
-                    if counts[shown, answer]
+                    if counts[symbols, answer]
                 ]
             for p, answers in options:
                 mass[tuple(answer for _, answer in sorted(answers))] += p
@@ -143,9 +142,9 @@ def test_bayes_is_what_enumerating_the_generator_gives(setting, count, known):
     for b, panel in enumerate(panels.tolist()):
         mass = posterior_by_hand(panel, task, rules.tolist() if known else multisets)
         assert answers[b] == len(mass)
-        wanted = accuracy_by_hand(mass, tuple(panel[-1][-1]))
-        assert accuracy[b].item() == pytest.approx(wanted)
-        partial += wanted < 1
+        expected = accuracy_by_hand(mass, tuple(panel[-1][-1]))
+        assert accuracy[b].item() == pytest.approx(expected)
+        partial += expected < 1
     assert partial
 
 
@@ -155,12 +154,12 @@ def test_bayes_is_what_enumerating_the_generator_gives(setting, count, known):
     [(4, (0.0522, 0.0762), 0.70, 0.77), (8, (0.0005, 0.006), 0.26, 0.92), (16, (0.0, 0.0015), 0.09, 0.98)],
 )
 def test_table_a2(values, code, text, ceiling):
-    found = ambiguity(Sraven(values=values), 4096)
-    assert set(found) == {"code", "text", "bayes"}
-    assert code[0] <= found["code"].mean <= code[1]
-    assert abs(found["text"].mean - text) < 0.03
-    assert abs(found["bayes"].mean - ceiling) < 0.02
-    assert {score.count for score in found.values()} == {4096}
+    scores = ambiguity(Sraven(values=values), 4096)
+    assert set(scores) == {"code", "text", "bayes"}
+    assert code[0] <= scores["code"].mean <= code[1]
+    assert abs(scores["text"].mean - text) < 0.03
+    assert abs(scores["bayes"].mean - ceiling) < 0.02
+    assert {score.count for score in scores.values()} == {4096}
 
 
 def test_bad_input():

@@ -15,16 +15,16 @@ NAMES = ["chance", "copy_left", "same_slot", "known_combinations", "ceiling"]
 # --------------------------------------------------------------------------------------- baselines
 def test_baselines_and_ceiling_of_the_paper_task():
     task = Sraven()
-    seen, new = (task.baselines(split, sequences=1000) for split in ("iid", "compositional"))
-    for table in (seen, new):
+    known_scores, unseen_scores = (task.baselines(split, sequences=1000) for split in ("iid", "compositional"))
+    for table in (known_scores, unseen_scores):
         assert list(table) == NAMES
         assert (table["chance"].mean, table["chance"].standard_error) == (8**-4, 0)
         assert table["copy_left"].mean < 0.01
         assert table["same_slot"].mean < 0.02
         assert abs(table["ceiling"].mean - 0.92) < 0.03
         assert {name: score.count for name, score in table.items()} == dict.fromkeys(NAMES, 1000) | {"chance": 0}
-    assert seen["known_combinations"].mean >= seen["ceiling"].mean
-    assert 0.02 < new["known_combinations"].mean < 0.1  # remembered combinations do not help with others
+    assert known_scores["known_combinations"].mean >= known_scores["ceiling"].mean
+    assert 0.02 < unseen_scores["known_combinations"].mean < 0.1  # remembered combinations do not help with others
 
 
 @pytest.mark.parametrize(
@@ -51,9 +51,9 @@ def test_same_slot_solves_what_is_not_permuted_and_copies_what_it_cannot_explain
 @pytest.mark.parametrize(("features", "grid"), [(1, 3), (2, 4), (3, 2)])
 def test_the_exact_count_of_tasks_is_that_of_what_the_generator_chooses(features, grid):
     every = list(itertools.permutations(range(features)))
-    found = set()
+    tasks = set()
     for rules in itertools.combinations_with_replacement(range(8), features):
         for columns in itertools.product(every, repeat=grid):
             # A task is which rule governs the features, named by their slots, and which slots belong together.
-            found.add(frozenset((*(c.index(i) for c in columns), rules[i]) for i in range(features)))
-    assert sraven_counts.tasks(features, grid).exact == len(found)
+            tasks.add(frozenset((*(c.index(i) for c in columns), rules[i]) for i in range(features)))
+    assert sraven_counts.tasks(features, grid).exact == len(tasks)

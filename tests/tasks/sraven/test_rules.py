@@ -44,8 +44,8 @@ def test_the_original_codes_instances_obey_the_checker(fixtures):
 def test_instances_of_other_sizes_obey_the_checker(setting):
     task = Sraven(**setting)
     for split in ("iid", "compositional"):
-        found = task.batch(split, 1000, seed=0, step=0).latents
-        assert violations(found["panels"], found["rules"], found["permutations"], values=task.values) == []
+        latents = task.batch(split, 1000, seed=0, step=0).latents
+        assert violations(latents["panels"], latents["rules"], latents["permutations"], values=task.values) == []
 
 
 def every_grid(rule, values):
@@ -62,11 +62,11 @@ def test_all_grids_of_a_rule_are_equally_likely(rule, values):
     """Each as often as chance has it: of two features, so that neither is made of the other."""
     _, panels = draw((rule, rule), 45_000, values=values, permuted=False)
     grids = panels.permute(0, 3, 1, 2).flatten(0, 1).flatten(1)
-    wanted = {tuple(itertools.chain(*grid)) for grid in every_grid(rule, values)}
+    expected = {tuple(itertools.chain(*grid)) for grid in every_grid(rule, values)}
     kinds, counts = grids.unique(dim=0, return_counts=True)
-    assert set(map(tuple, kinds.tolist())) == wanted
-    assert feature_grids(rule, values) == len(wanted)
-    mean = len(grids) / len(wanted)
+    assert set(map(tuple, kinds.tolist())) == expected
+    assert feature_grids(rule, values) == len(expected)
+    mean = len(grids) / len(expected)
     assert mean > 100
     assert (counts - mean).abs().max() < 5 * math.sqrt(mean)
-    assert abs(((counts - mean) ** 2 / mean).mean() - 1) < 5 * (2 / len(wanted)) ** 0.5
+    assert abs(((counts - mean) ** 2 / mean).mean() - 1) < 5 * (2 / len(expected)) ** 0.5

@@ -61,9 +61,9 @@ def test_scores_are_of_the_query_tokens_and_accuracy_wants_all_of_them():
     logs = outputs.log_softmax(-1).gather(-1, batch.targets[..., None])[:, 32:]
     outputs[:, :32] = float("nan")
     torch.testing.assert_close(task.loss(outputs, batch), -logs.mean())
-    found = task.metrics(outputs, batch)
-    assert found["accuracy"].tolist() == [1, 0, 0, 0, 0]
-    assert found["feature_accuracy"].tolist() == [1, 0.75, 0.5, 0.25, 0]
+    scores = task.metrics(outputs, batch)
+    assert scores["accuracy"].tolist() == [1, 0, 0, 0, 0]
+    assert scores["feature_accuracy"].tolist() == [1, 0.75, 0.5, 0.25, 0]
 
 
 @pytest.mark.parametrize("permuted", [False, True])
