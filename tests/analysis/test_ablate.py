@@ -42,9 +42,9 @@ def scores(model: ph.Transformer, task: Task, n: int, seed: int = 0) -> torch.Te
 def without(model: ph.Transformer, layer: int, head: int | None) -> None:
     """Take heads away by their output weights: only where a head's value goes through its own rows of `out`."""
     out = model.blocks[layer].attention.out.weight
-    each = out.shape[1] // model.blocks[layer].attention.total_heads
+    size_of_head = out.shape[1] // model.blocks[layer].attention.total_heads
     with torch.no_grad():
-        out[:, slice(None) if head is None else slice(head * each, (head + 1) * each)] = 0
+        out[:, slice(None) if head is None else slice(head * size_of_head, (head + 1) * size_of_head)] = 0
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_rows_are_every_head_and_layer_of_every_mechanism(task: Task, heads: tup
     rows = zero_heads(model.train(), task, sequences=40, seed=3)
     assert model.training
     count = sum(group.heads for group in heads)
-    places = [(None, None), *((layer, head) for layer in (0, 1) for head in (*range(count), None))]
-    assert [(row["layer"], row["head"]) for row in rows] == places
+    layers_and_heads = [(None, None), *((layer, head) for layer in (0, 1) for head in (*range(count), None))]
+    assert [(row["layer"], row["head"]) for row in rows] == layers_and_heads
     assert rows[0]["drop"] == rows[0]["drop_se"] == 0
-    whole = scores(model, task, 40, seed=3)
-    assert rows[0]["score"] == pytest.approx(whole.mean().item())
-    assert rows[0]["se"] == pytest.approx(whole.std().item() / 40**0.5)
+    baseline_scores = scores(model, task, 40, seed=3)
+    assert rows[0]["score"] == pytest.approx(baseline_scores.mean().item())
+    assert rows[0]["se"] == pytest.approx(baseline_scores.std().item() / 40**0.5)
     assert all(row["drop"] == pytest.approx(rows[0]["score"] - row["score"], rel=1e-5, abs=1e-9) for row in rows)
     assert rows == zero_heads(model, task, sequences=40, seed=3)
 
@@ -69,11 +69,11 @@ def test_rows_are_every_head_and_layer_of_every_mechanism(task: Task, heads: tup
 def test_a_zeroed_head_is_a_head_without_output_weights(heads: tuple) -> None:
     """Where heads only add, the code of one may as well be kept and its output thrown away."""
     rows = zero_heads(model_of(FUZZY, *heads), FUZZY, sequences=600)
-    whole = scores(model_of(FUZZY, *heads), FUZZY, 600)
+    baseline_scores = scores(model_of(FUZZY, *heads), FUZZY, 600)
     for row in rows[1:]:
         model = model_of(FUZZY, *heads)
         without(model, row["layer"], row["head"])
-        drops = whole - scores(model, FUZZY, 600)
+        drops = baseline_scores - scores(model, FUZZY, 600)
         assert row["drop"] == pytest.approx(drops.mean().item(), rel=1e-4)
         assert row["drop_se"] == pytest.approx(drops.std().item() / 600**0.5, rel=1e-3)
         assert row["n"] == 600
@@ -89,13 +89,13 @@ class Weighed(FuzzyLogic):
 def test_a_sequence_counts_as_much_as_the_task_says(monkeypatch: pytest.MonkeyPatch) -> None:
     task = Weighed(variables=3, terms=2, length=8)
     model = model_of(task, ph.Linear(2))
-    counted = torch.cat([task.amounts(b) for b in draws(task, "compositional", 600, seed=0, purpose="zero")]).double()
-    whole, rows = scores(model, task, 600), zero_heads(model, task, sequences=600)
+    amounts = torch.cat([task.amounts(b) for b in draws(task, "compositional", 600, seed=0, purpose="zero")]).double()
+    baseline_scores, rows = scores(model, task, 600), zero_heads(model, task, sequences=600)
     without(model, 1, None)
-    for row, found in ((rows[0], whole), (rows[-1], whole - scores(model, task, 600))):
-        wanted = (counted * found).sum() / counted.sum()
-        assert row["drop" if row["layer"] else "score"] == pytest.approx(wanted.item(), rel=1e-4)
-        assert wanted.item() != pytest.approx(found.mean().item(), rel=1e-3)
+    for row, values in ((rows[0], baseline_scores), (rows[-1], baseline_scores - scores(model, task, 600))):
+        expected = (amounts * values).sum() / amounts.sum()
+        assert row["drop" if row["layer"] else "score"] == pytest.approx(expected.item(), rel=1e-4)
+        assert expected.item() != pytest.approx(values.mean().item(), rel=1e-3)
     monkeypatch.setattr(FuzzyLogic, "better", "lower")  # a drop is a rise of the score
     model = model_of(task, ph.Linear(2))
     assert zero_heads(model, task, sequences=600)[-1]["drop"] == pytest.approx(-rows[-1]["drop"])

@@ -112,13 +112,13 @@ def test_panels_share_the_vertical_axis_and_a_legend_within_the_figure():
     assert figure.legends[0].get_window_extent().width <= figure.bbox.width
 
 
-@pytest.mark.parametrize(("losses", "some"), [((6.0, 0.5), "0.5"), ((5.9, 2.1), "4"), ((900.0, 0.01), "100")])
-def test_a_logarithmic_axis_has_plain_numbers(losses, some):
+@pytest.mark.parametrize(("losses", "tick"), [((6.0, 0.5), "0.5"), ((5.9, 2.1), "4"), ((900.0, 0.01), "100")])
+def test_a_logarithmic_axis_has_plain_numbers(losses, tick):
     """It was "$\\mathdefault{6\\times10^{0}}$", as the texts of figures are no formulas."""
     axes = one_panel({"HYLA": dict(enumerate([loss] for loss in losses))}, log_y=True)
     text = canvas.svg(axes.figure, "one")
     assert "mathdefault" not in text
-    assert f">{some}</text>" in text
+    assert f">{tick}</text>" in text
     texts_of_svg = xml.dom.minidom.parseString(text).getElementsByTagName("text")
     assert all("fill: var(" in node.getAttribute("style") for node in texts_of_svg)  # black is invisible in the dark
     assert one_panel({"HYLA": {16: [0.5]}}, log_x=True).get_xlim() == (8, 32)

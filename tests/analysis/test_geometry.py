@@ -25,20 +25,20 @@ def test_a_map_keeps_clouds_apart_and_repeats() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 8), (7, 1), (12, 2)])
 def test_few_codes_and_few_heads(shape: tuple[int, int]) -> None:
-    found = embed(np.random.default_rng(0).normal(size=shape))
-    assert found.shape == (shape[0], 2)
-    assert np.isfinite(found).all()
+    points = embed(np.random.default_rng(0).normal(size=shape))
+    assert points.shape == (shape[0], 2)
+    assert np.isfinite(points).all()
     assert (embed(np.full(shape, 0.3)) == 0).all()  # equal codes are one point
 
 
 def test_similarity_of_mean_codes() -> None:
     codes = np.array([[1.0, 0.0], [3.0, 0.0], [0.0, 2.0], [1.0, 1.0], [-5.0, 0.0], [0.0, 0.0]])
     labels = np.array([7, 7, 2, 4, 5, 9])
-    classes, found = similarity(codes, labels)
+    classes, actual = similarity(codes, labels)
     assert classes.tolist() == [2, 4, 5, 7, 9]
     r = 0.5**0.5
-    wanted = [[1, r, 0, 0, 0], [r, 1, -r, r, 0], [0, -r, 1, -1, 0], [0, r, -1, 1, 0], [0, 0, 0, 0, 0]]
-    assert found == pytest.approx(np.array(wanted))
+    expected = [[1, r, 0, 0, 0], [r, 1, -r, r, 0], [0, -r, 1, -1, 0], [0, r, -1, 1, 0], [0, 0, 0, 0, 0]]
+    assert actual == pytest.approx(np.array(expected))
 
 
 def test_mistakes() -> None:
@@ -62,27 +62,27 @@ def test_purity_by_loops() -> None:
     for i in range(530):  # more than one block of distances
         far = [(sum((a - b) ** 2 for a, b in zip(codes[i], codes[j], strict=True)), j) for j in range(530) if j != i]
         shares.append(np.mean([labels[j] == labels[i] for _, j in sorted(far)[:7]]))
-    found, chance = purity(codes, labels, neighbours=7)
-    assert found == pytest.approx(np.mean(shares))
+    actual, chance = purity(codes, labels, neighbours=7)
+    assert actual == pytest.approx(np.mean(shares))
     pairs = [labels[i] == labels[j] for i in range(530) for j in range(530) if i != j]
     assert chance == pytest.approx(np.mean(pairs))
-    assert found > chance + 0.05
+    assert actual > chance + 0.05
 
 
 def test_ties_share_the_last_places() -> None:
     """Of the code at 0: one neighbour at distance 1 of its class, then two at distance 2, one of them of its class."""
     codes = torch.tensor([[0.0], [1.0], [2.0], [-2.0]])
     labels = torch.tensor([0, 0, 0, 1])
-    found, _ = purity(codes.bfloat16(), labels, neighbours=2)
+    actual, _ = purity(codes.bfloat16(), labels, neighbours=2)
     # at 0: (1 + 1/2) / 2; at 1: its two nearest are of class 0; at 2: 1 and 0; at -2: none
-    assert found == pytest.approx((0.75 + 1 + 1 + 0) / 4)
+    assert actual == pytest.approx((0.75 + 1 + 1 + 0) / 4)
 
 
 def test_centred_similarity_is_of_what_classes_do_not_share() -> None:
     """Mean codes (5, 1), (5, -1), (5, 1), (5, -1): alike at first sight, opposites once the shared 5 is taken away."""
     codes, labels = np.array([[5.0, 1.0], [5.0, -1.0], [5.0, 1.0], [5.0, -1.0]]), np.arange(4)
     assert similarity(codes, labels)[1].min() == pytest.approx(24 / 26)
-    wanted = np.array([[1, -1, 1, -1], [-1, 1, -1, 1], [1, -1, 1, -1], [-1, 1, -1, 1]])
-    np.testing.assert_allclose(similarity(codes, labels, centred=True)[1], wanted, atol=1e-12)
+    expected = np.array([[1, -1, 1, -1], [-1, 1, -1, 1], [1, -1, 1, -1], [-1, 1, -1, 1]])
+    np.testing.assert_allclose(similarity(codes, labels, centred=True)[1], expected, atol=1e-12)
     alike = np.full((6, 3), 0.1)  # what is left of them is the rounding of their mean
     assert (similarity(alike, labels.repeat(2)[:6], centred=True)[1] == 0).all()

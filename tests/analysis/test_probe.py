@@ -42,16 +42,19 @@ def test_f1_is_the_macro_average_over_held_out_classes(unfitted: bool) -> None:
     """From counts of true and false positives.  A class that was never fitted has 0; one that no held-out item has does
     not count: guessing it costs recall of the others."""
     codes, labels = clouds(900, 4, 0.6)
-    fit, held = np.arange(600), np.arange(600, 900)
-    fit, held = (fit[labels[fit] != 3], held) if unfitted else (fit, held[labels[held] != 2])
-    found = run_probe(codes, labels, train=fit, test=held)
+    train_rows, test_rows = np.arange(600), np.arange(600, 900)
+    if unfitted:
+        train_rows = train_rows[labels[train_rows] != 3]
+    else:
+        test_rows = test_rows[labels[test_rows] != 2]
+    result = run_probe(codes, labels, train=train_rows, test=test_rows)
     scores = []
-    for label in np.unique(labels[held]):
-        mine, truth = found.predictions == label, labels[held] == label
-        scores.append(2 * (mine & truth).sum() / (mine.sum() + truth.sum()))
-    assert (found.predictions == 2).any()
-    assert (found.n, found.classes, min(scores) == 0) == (len(held), 4 if unfitted else 3, unfitted)
-    assert found.f1 == pytest.approx(np.mean(scores))
+    for label in np.unique(labels[test_rows]):
+        predicted, labelled = result.predictions == label, labels[test_rows] == label
+        scores.append(2 * (predicted & labelled).sum() / (predicted.sum() + labelled.sum()))
+    assert (result.predictions == 2).any()
+    assert (result.n, result.classes, min(scores) == 0) == (len(test_rows), 4 if unfitted else 3, unfitted)
+    assert result.f1 == pytest.approx(np.mean(scores))
 
 
 def test_chance_is_the_same_probe_on_permuted_labels() -> None:
@@ -60,9 +63,9 @@ def test_chance_is_the_same_probe_on_permuted_labels() -> None:
     parts = {"train": slice(0, 500), "test": slice(500, 700)}
     shuffled = labels.copy()
     shuffled[:500] = np.random.default_rng(7).permutation(labels[:500])
-    found = run_probe(codes, labels, **parts, seed=7)
-    assert found.chance == run_probe(codes, shuffled, **parts).f1
-    assert found.chance < 0.45 < 0.9 < found.f1
+    result = run_probe(codes, labels, **parts, seed=7)
+    assert result.chance == run_probe(codes, shuffled, **parts).f1
+    assert result.chance < 0.45 < 0.9 < result.f1
 
 
 @pytest.mark.parametrize(
@@ -86,9 +89,9 @@ def test_every_latent_of_whole_numbers_is_a_label() -> None:
     latents = {"terms": torch.tensor([[1, 5], [2, 3]]), "rule": torch.tensor([4, 4]), "noise": torch.rand(2, 3)}
     latents |= {"flags": torch.ones(2, 3, dtype=torch.bool), "panels": torch.ones(2, 3, 3, dtype=torch.long)}
     values = torch.rand(2, 4, 1)
-    found = targets(ph.Batch(values, values, None, torch.ones(2, 4, dtype=torch.bool), latents))
-    wanted = {"term 1": [1, 2], "term 2": [5, 3], "rule": [4, 4]}
-    assert {name: labels.tolist() for name, labels in found.items()} == wanted
+    actual = targets(ph.Batch(values, values, None, torch.ones(2, 4, dtype=torch.bool), latents))
+    expected = {"term 1": [1, 2], "term 2": [5, 3], "rule": [4, 4]}
+    assert {name: labels.tolist() for name, labels in actual.items()} == expected
 
 
 def test_the_views_of_sraven_are_the_query_and_the_panels_to_its_left() -> None:
@@ -123,33 +126,37 @@ def test_probes_fit_known_and_score_unseen_combinations() -> None:
     torch.manual_seed(0)
     model = build(small_run("unused").model)
     rows = probe_model(model, TASK, sequences=700, queries=2)
-    wanted = [(q, i, f"term {k}") for q in ("varies", "alone", "fixed") for i in (0, 1) for k in (1, 2)]
-    assert [(row["query"], row["layer"], row["target"]) for row in rows] == wanted
+    expected = [(q, i, f"term {k}") for q in ("varies", "alone", "fixed") for i in (0, 1) for k in (1, 2)]
+    assert [(row["query"], row["layer"], row["target"]) for row in rows] == expected
     assert {row["n"] for row in rows} == {700}
-    alone = dataclasses.replace(TASK, inputs="fixed_context")
-    (two,) = draws(TASK, "iid", 2, seed=0, purpose="queries")
+    fixed_context = dataclasses.replace(TASK, inputs="fixed_context")
+    (two_sequences,) = draws(TASK, "iid", 2, seed=0, purpose="queries")
     # By hand, term 2 in the second layer; of fixed queries the mean.
-    for place, task, queries in ((3, TASK, [None]), (7, alone, [None]), (11, TASK, two.inputs[:, -1])):
+    for row_index, task, queries in (
+        (3, TASK, [None]),
+        (7, fixed_context, [None]),
+        (11, TASK, two_sequences.inputs[:, -1]),
+    ):
         scores = []
         for query in queries:
             parts = [query_codes(model, task, split, 700, query=query) for split in ("iid", "compositional")]
             codes = np.concatenate([layers[1] for layers, _ in parts])
             terms = torch.cat([batch.latents["terms"] for _, batch in parts])[:, 1]
-            found = run_probe(codes, terms, train=slice(0, 700), test=slice(700, 1400))
-            scores.append((found.f1, found.chance))
+            result = run_probe(codes, terms, train=slice(0, 700), test=slice(700, 1400))
+            scores.append((result.f1, result.chance))
             first, second = (batch.inputs for _, batch in parts)
-            assert place != 7 or (first[:, :-1, :-1] == second[:, :-1, :-1]).all()  # one context for both
-            assert place != 11 or (first[:, -1] == query).all()
-        assert (rows[place]["f1"], rows[place]["chance"]) == pytest.approx(np.mean(scores, axis=0))
+            assert row_index != 7 or (first[:, :-1, :-1] == second[:, :-1, :-1]).all()  # one context for both
+            assert row_index != 11 or (first[:, -1] == query).all()
+        assert (rows[row_index]["f1"], rows[row_index]["chance"]) == pytest.approx(np.mean(scores, axis=0))
     assert rows == probe_model(model, TASK, sequences=700, queries=2)
     assert rows != probe_model(model, TASK, sequences=700, queries=2, seed=1)
 
 
 def test_each_use_of_a_task_has_a_stream_of_its_own() -> None:
     uses = ("probe", "queries", "maps", "zero", "look")
-    seen = [next(draws(TASK, "iid", 8, seed=0, purpose=purpose)).inputs for purpose in uses]
-    seen.append(TASK.batch("iid", 8, seed=0, step=0).inputs)  # training and evaluation
-    assert not any(torch.equal(a, b) for a, b in itertools.combinations(seen, 2))
+    inputs = [next(draws(TASK, "iid", 8, seed=0, purpose=purpose)).inputs for purpose in uses]
+    inputs.append(TASK.batch("iid", 8, seed=0, step=0).inputs)  # training and evaluation
+    assert not any(torch.equal(a, b) for a, b in itertools.combinations(inputs, 2))
 
 
 def test_a_network_with_a_constant_code_is_exactly_at_the_null() -> None:
@@ -182,14 +189,14 @@ def test_codes_of_chosen_pairs_are_those_that_the_layer_returns(heads: tuple) ->
     itself, _ = query_codes(model, RAVEN, "iid", 514)
     x = model.inputs(batch.inputs)
     # the last row holds panels 6, 7 and the query: the last of two features of each is at 13 and 15
-    places = [((-1, 3), (5, -2)), ((17, 13), (17, 15)), ((17, 17),)]
-    for block, *found in zip(model.blocks, layers, last, itself, strict=True):
+    chosen_pairs = [((-1, 3), (5, -2)), ((17, 13), (17, 15)), ((17, 17),)]
+    for block, *codes_of_layer in zip(model.blocks, layers, last, itself, strict=True):
         with torch.no_grad():
-            _, every = block.attention(block.norm1(x), return_code=True)
+            _, all_codes = block.attention(block.norm1(x), return_code=True)
             x = block(x)
-        for code, pairs in zip(found, places, strict=True):
-            wanted = torch.cat([every[:, :, i, j] for i, j in pairs], dim=1)
-            torch.testing.assert_close(torch.tensor(code), wanted, rtol=1e-4, atol=1e-5)
+        for code, pairs in zip(codes_of_layer, chosen_pairs, strict=True):
+            expected = torch.cat([all_codes[:, :, i, j] for i, j in pairs], dim=1)
+            torch.testing.assert_close(torch.tensor(code), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_query_that_is_no_token_unknown_pairs_and_no_sequence_are_refused() -> None:
@@ -232,8 +239,8 @@ def test_sraven_is_probed_for_rule_and_value_in_both_views() -> None:
     """The one query token is fixed; "last_row" is fitted and scored without permutations."""
     model = raven_model(ph.Linear(4))
     rows = probe_model(model, RAVEN, sequences=300, seed=1)
-    wanted = [(v, i, t, "fixed") for v in ("self", "last_row") for i in (0, 1) for t in ("rule", "target value")]
-    assert [(row["pairs"], row["layer"], row["target"], row["query"]) for row in rows] == wanted
+    expected = [(v, i, t, "fixed") for v in ("self", "last_row") for i in (0, 1) for t in ("rule", "target value")]
+    assert [(row["pairs"], row["layer"], row["target"], row["query"]) for row in rows] == expected
     plain = dataclasses.replace(RAVEN, permuted=False)
     parts = [query_codes(model, plain, split, 300, pairs="last_row", seed=1) for split in ("iid", "compositional")]
     both = np.concatenate([layers[1] for layers, _ in parts])
@@ -247,9 +254,9 @@ def test_clusters_follow_what_is_written_into_the_code_and_copies_are_none(monke
     model = raven_model(ph.Linear(4))
     _, batch = query_codes(model, RAVEN, "compositional", 200, purpose="maps")
     value, rule = batch.targets[:, -1].numpy(), batch.latents["query_rules"][:, -1].numpy()
-    made = [np.eye(8)[value], np.eye(8)[rule]]
+    codes_by_layer = [np.eye(8)[value], np.eye(8)[rule]]
     often = np.concatenate([np.arange(200), np.arange(200)])
-    repeated = [codes[often] for codes in made], batch.map(lambda array: array[often])
+    repeated = [codes[often] for codes in codes_by_layer], batch.map(lambda array: array[often])
     module = importlib.import_module("polyhead.analysis.probe")  # the package gives the function of that name
     monkeypatch.setattr(module, "query_codes", lambda *_, **__: repeated)
     rows = {(r["pairs"], r["layer"], r["target"]): r for r in clusters(model, RAVEN, sequences=400, neighbours=5)}
@@ -258,7 +265,7 @@ def test_clusters_follow_what_is_written_into_the_code_and_copies_are_none(monke
     for layer, target, labels in ((0, "rule", rule), (1, "target value", value)):
         row = rows["self", layer, target]
         assert row["n"] == 200
-        assert (row["purity"], row["chance"]) == pytest.approx(purity(made[layer], labels, neighbours=5))
+        assert (row["purity"], row["chance"]) == pytest.approx(purity(codes_by_layer[layer], labels, neighbours=5))
         assert abs(row["purity"] - row["chance"]) < 0.1
 
 
@@ -272,14 +279,14 @@ def labelled():
     """(taps of two layers, labels of three pairs) of two batches; a pair's label is the token its query stands on."""
     torch.manual_seed(0)
     table, layers = torch.randn(3, 8), [ph.MultiHeadAttention(8, [ph.Softmax(2), ph.Hyla(2)]) for _ in range(2)]
-    found = []
+    batches = []
     for count in (B, B // 2):
         tokens, taps = torch.randint(3, (count, T)), []
         with torch.no_grad():
             for layer in layers:
                 layer(table[tokens], taps=taps)
-        found.append((taps, tokens[:, PAIRS[0]]))
-    return found
+        batches.append((taps, tokens[:, PAIRS[0]]))
+    return batches
 
 
 def split(batches):
@@ -292,16 +299,16 @@ def test_it_is_the_probe_of_every_layer_on_whole_sequences(labelled):
     rows = probe_layers(iter(taps), iter(labels), *PAIRS, test=0.25)
     assert [row["layer"] for row in rows] == [0, 1]
     y = torch.cat(labels).numpy()
-    held = np.repeat(np.arange(36) >= 27, 3).reshape(36, 3)[y >= 0]
+    held_out = np.repeat(np.arange(36) >= 27, 3).reshape(36, 3)[y >= 0]
     for layer, row in enumerate(rows):
-        x = torch.cat([codes(seen[layer], *PAIRS) for seen in taps]).numpy()[y >= 0]
-        wanted = run_probe(x, y[y >= 0], train=~held, test=held)
-        assert (row["f1"], row["chance"], row["n"], row["classes"]) == (wanted.f1, wanted.chance, 27, 3)
+        x = torch.cat([codes(layers_of_batch[layer], *PAIRS) for layers_of_batch in taps]).numpy()[y >= 0]
+        expected = run_probe(x, y[y >= 0], train=~held_out, test=held_out)
+        assert (row["f1"], row["chance"], row["n"], row["classes"]) == (expected.f1, expected.chance, 27, 3)
 
 
 def test_mistakes_of_probes_of_layers(labelled):
     taps, labels = split(labelled)
-    for given, share, line in (
+    for arguments, share, line in (
         ((taps, labels, -1, -1), 0.5, "probe_layers: (24,) codes in a batch but labels of shape (24, 3)"),
         (([], [], -1, -1), 0.5, "probe_layers: taps must be of at least one batch, got none"),
         (
@@ -312,4 +319,4 @@ def test_mistakes_of_probes_of_layers(labelled):
         ((taps, labels, *PAIRS), 1.0, "probe_layers: test must be a share between 0 and 1 but is 1.0"),
     ):
         with refusing(line):
-            probe_layers(*given, test=share)
+            probe_layers(*arguments, test=share)

@@ -34,18 +34,19 @@ def batch_of(task: ph.Task, size: int = 3) -> ph.Batch:
 
 def inputs_of(model: ph.Transformer, batch: ph.Batch, layer: int) -> torch.Tensor:
     """What enters the first norm of a block, found by a hook: the library itself has none."""
-    seen: list[torch.Tensor] = []
-    handle = model.blocks[layer].norm1.register_forward_hook(lambda module, given, made: seen.append(given[0]))
+    inputs: list[torch.Tensor] = []
+    norm = model.blocks[layer].norm1
+    handle = norm.register_forward_hook(lambda module, arguments, output: inputs.append(arguments[0]))
     with torch.no_grad():
         model.eval()(batch.inputs, mask=batch.mask)
     handle.remove()
-    return seen[0]
+    return inputs[0]
 
 
 def test_attention_relations_and_symbols_are_those_of_the_equations():
     """One number after the other, from the weights of the second layer."""
     model, batch = model_of(RelationalGames(), dropout=0.5), batch_of(RelationalGames())
-    found = look(model, batch, sample=1)[1]
+    layer = look(model, batch, sample=1)[1]
     x, block = inputs_of(model, batch, 1)[1], model.blocks[1]
     attention, group = block.attention, block.attention.groups[1]
     y = block.norm1(x)
@@ -54,8 +55,8 @@ def test_attention_relations_and_symbols_are_those_of_the_equations():
     q_rel, k_rel = (m(y).detach().view(9, 3, -1) for m in (group.q_rel, group.k_rel))
     scores = torch.stack([torch.stack([(q[i] * k[j]).sum(-1) / 2 for j in range(9)]) for i in range(9)])  # (t s h)
     code = scores.softmax(1).permute(2, 0, 1)
-    softmax, relational = found.groups
-    assert "array" not in repr(found)
+    softmax, relational = layer.groups
+    assert "array" not in repr(layer)
     np.testing.assert_allclose(softmax.attention, code[:2].detach(), atol=1e-6)
     np.testing.assert_allclose(relational.attention, code[2:].detach(), atol=1e-6)
     assert (softmax.kind, softmax.relations, softmax.assignments) == ("softmax", None, None)
@@ -63,9 +64,9 @@ def test_attention_relations_and_symbols_are_those_of_the_equations():
     related = [[[q_rel[i, r] @ k_rel[j, r] / p**0.5 for j in range(9)] for i in range(9)] for r in range(3)]
     np.testing.assert_allclose(relational.relations, torch.tensor(related), atol=1e-6)
     source = model.symbols[0]
-    asked, templates = source.query(x).view(9, 4, 4), source.templates.view(6, 4, 4)
-    wanted = torch.einsum("shd,nhd->shn", asked, templates).div(2).softmax(-1)
-    np.testing.assert_allclose(relational.assignments, wanted.detach(), atol=1e-6)
+    symbol_queries, templates = source.query(x).view(9, 4, 4), source.templates.view(6, 4, 4)
+    expected = torch.einsum("shd,nhd->shn", symbol_queries, templates).div(2).softmax(-1)
+    np.testing.assert_allclose(relational.assignments, expected.detach(), atol=1e-6)
 
 
 def test_an_encoder_decoder_shows_the_characters_and_no_padding():
@@ -87,10 +88,10 @@ def test_padding_is_left_out():
     model = ph.Transformer(ph.TransformerConfig(ph.Tokens(9), ph.Classes(2), dim=16, heads=DUAL)).double()
     tokens, mask = torch.tensor([[3, 1, 4, 0], [1, 5, 0, 0]]), torch.tensor([[1, 1, 1, 0], [1, 1, 0, 0]]).bool()
     batch = ph.Batch(tokens, torch.zeros(2, 1), mask, torch.ones(2, 1).bool(), {})
-    found = look(model, batch, sample=0)[0]
-    alone = look(model, ph.Batch(tokens[:1, :3], torch.zeros(1, 1), None, torch.ones(1, 1).bool(), {}))[0]
-    assert found.senders == found.receivers == ("3", "1", "4")
-    for a, b in zip(found.groups, alone.groups, strict=True):
+    padded = look(model, batch, sample=0)[0]
+    unpadded = look(model, ph.Batch(tokens[:1, :3], torch.zeros(1, 1), None, torch.ones(1, 1).bool(), {}))[0]
+    assert padded.senders == padded.receivers == ("3", "1", "4")
+    for a, b in zip(padded.groups, unpadded.groups, strict=True):
         np.testing.assert_allclose(a.attention, b.attention, atol=1e-9)
 
 

@@ -135,11 +135,11 @@ def test_mistakes(wrong: Callable, text: str) -> None:
 def test_another_output_than_the_sum_of_code_times_value_is_refused_in_every_precision(dtype: torch.dtype) -> None:
     """With rounding of half precision in mind, 1e3 roundings of the largest number refused nothing."""
 
-    def summed(q, k, v, *, keep, **seen):
-        return torch.einsum("bhts,bshe->bthe", ph.ops.latent_code(q, k, normalise="softmax", **seen), v)
+    def summed(q, k, v, *, keep, **visible):
+        return torch.einsum("bhts,bshe->bthe", ph.ops.latent_code(q, k, normalise="softmax", **visible), v)
 
-    def largest(q, k, v, *, keep, **seen):
-        code = ph.ops.latent_code(q, k, normalise="softmax", **seen)
+    def largest(q, k, v, *, keep, **visible):
+        code = ph.ops.latent_code(q, k, normalise="softmax", **visible)
         return torch.einsum("bhts,bshe->bthse", code, v).amax(3)
 
     attention, x = layer([ph.Softmax(3)]).to(dtype), torch.randn(2, T, DIM).to(dtype)
