@@ -26,7 +26,7 @@ from polyhead.tasks.base import Batch
 from polyhead.tasks.text.tokens import Bytes
 
 
-def held(path: pathlib.Path) -> tuple[dict[str, Any], bytes]:
+def read_page(path: pathlib.Path) -> tuple[dict[str, Any], bytes]:
     """What a page holds: its JSON and its numbers."""
     page = path.read_text(encoding="utf-8")
     data = re.search(r'<script type="application/json" id="explored">(.*?)</script>', page, re.S)
@@ -53,51 +53,54 @@ def test_all_pairs_are_those_of_the_reference(causal: bool, window: int | None, 
     """Pairs outside a window were numbers, 0: looked at and ignored.  They are hidden."""
     model, batch = model_of((ph.Hyla(4),), DUAL, causal=causal, window=window), batch_of(TEXT[:30])
     path = explore.explore(model, TEXT[:30], Bytes(), tmp_path / "page.html", progress=False)
-    page, numbers = held(path)
+    page, numbers = read_page(path)
     t = len(page["tokens"])
     i, j = np.tril_indices(t) if causal else np.indices((t, t)).reshape(2, -1)
     far = abs(i - j) >= (window or t)
     assert page["causal"] == causal
     assert (HIDDEN in path.read_text()) == far.any()
     stored = 0
-    for layer, wanted in zip(page["layers"], look(model, batch), strict=True):
-        for group, seen in zip(layer["groups"], wanted.groups, strict=True):
-            for name, matrices in (("code", seen.attention), ("relations", seen.relations)):
+    for layer, expected_layer in zip(page["layers"], look(model, batch), strict=True):
+        for group, expected_group in zip(layer["groups"], expected_layer.groups, strict=True):
+            for name, matrices in (("code", expected_group.attention), ("relations", expected_group.relations)):
                 assert (group[name] is None) == (matrices is None)
                 if matrices is not None:
-                    found = unpacked(group[name], numbers, len(i))
-                    np.testing.assert_allclose(found, matrices[:, i, j], atol=group[name]["limit"] / 125)
+                    unpacked_numbers = unpacked(group[name], numbers, len(i))
+                    np.testing.assert_allclose(unpacked_numbers, matrices[:, i, j], atol=group[name]["limit"] / 125)
                     assert np.abs(matrices[:, i, j]).max() > 0.5
-                    stored += found.size
+                    stored += unpacked_numbers.size
             if group["symbols"]:
-                found = unpacked(group["symbols"], numbers, t * 5).reshape(-1, t, 5)
-                np.testing.assert_allclose(found, seen.assignments.transpose(1, 0, 2), atol=1 / 250)
-                stored += found.size
+                unpacked_numbers = unpacked(group["symbols"], numbers, t * 5).reshape(-1, t, 5)
+                np.testing.assert_allclose(
+                    unpacked_numbers, expected_group.assignments.transpose(1, 0, 2), atol=1 / 250
+                )
+                stored += unpacked_numbers.size
             assert (group["hidden"] is not None) == far.any()
-            if about := group["hidden"]:
-                assert (about["planes"], about["row"]) == (1, len(i))
-                assert numbers[about["start"] : about["start"] + len(i)] == far.astype(np.uint8).tobytes()
+            if group["hidden"]:
+                start = group["hidden"]["start"]
+                assert (group["hidden"]["planes"], group["hidden"]["row"]) == (1, len(i))
+                assert numbers[start : start + len(i)] == far.astype(np.uint8).tobytes()
                 stored += len(i)
     assert stored == len(numbers)
 
 
 def test_a_long_text_is_cut_and_the_page_says_so(tmp_path, capsys, monkeypatch):
     model = model_of((ph.Hyla(2),), DUAL)
-    whole, _ = held(explore.explore(model, TEXT[:20], Bytes(), tmp_path / "whole.html"))
+    whole_page, _ = read_page(explore.explore(model, TEXT[:20], Bytes(), tmp_path / "whole.html"))
     assert re.fullmatch(r"explore: \d+ kB, 20 tokens, 2 layers, 6 heads\.\n", capsys.readouterr().err)
     monkeypatch.setattr(explore, "TOKENS", 20)
     path = explore.explore(model, TEXT, Bytes(), tmp_path / "cut.html")
-    told = f"Of {len(TEXT.encode())} tokens the first 20 are shown."
-    assert told in capsys.readouterr().err
-    assert told in path.read_text()
-    assert held(path)[0]["layers"] == whole["layers"]
+    message = f"Of {len(TEXT.encode())} tokens the first 20 are shown."
+    assert message in capsys.readouterr().err
+    assert message in path.read_text()
+    assert read_page(path)[0]["layers"] == whole_page["layers"]
     monkeypatch.setattr(explore_data, "TOKENS", 7)
     taps = capture(model, batch_of(TEXT[:20]))
     assert len(gather(taps, list(TEXT[:20])).tokens) == 7
     # 2 + 4 heads and 3 relations of t (t + 1) / 2 pairs; beside them 4 heads of 5 symbols
     monkeypatch.setattr(explore_data, "NUMBERS", 9 * 15)
-    found = gather(taps, list(TEXT[:20]))
-    assert (len(found.tokens), len(found.numbers)) == (5, 9 * 15 + 20 * 5)
+    explored = gather(taps, list(TEXT[:20]))
+    assert (len(explored.tokens), len(explored.numbers)) == (5, 9 * 15 + 20 * 5)
     monkeypatch.setattr(explore_data, "NUMBERS", 9 * 15 - 1)
     assert len(gather(taps, list(TEXT[:20])).tokens) == 4
 
@@ -107,8 +110,8 @@ def test_a_foreign_mask_says_what_is_causal() -> None:
     full = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     near = full.tril() & full.triu(-1)
     for mask, causal, size in ((full, False, 32), (full.tril(1), False, 48), (full.tril(), True, 20), (near, True, 30)):
-        found = gather([replace(layer, groups=(replace(layer.groups[0], causal=False, mask=mask),))], "abcd")
-        assert (found.causal, len(found.numbers)) == (causal, size)  # the last: 2 heads, and what is hidden
+        explored = gather([replace(layer, groups=(replace(layer.groups[0], causal=False, mask=mask),))], "abcd")
+        assert (explored.causal, len(explored.numbers)) == (causal, size)  # the last: 2 heads, and what is hidden
 
 
 def test_each_head_may_have_its_own_mask() -> None:
@@ -116,15 +119,15 @@ def test_each_head_may_have_its_own_mask() -> None:
     mask = torch.ones(1, 2, 4, 4, dtype=torch.bool)
     mask[0, 1, :, 0] = False  # padding, for one head
     taps = [replace(layer, groups=(replace(layer.groups[0], mask=mask),))]
-    found = gather(taps, "abcd")
-    about = found.layers[0]["groups"][0]["hidden"]
-    hidden = np.frombuffer(found.numbers[about["start"] :], np.uint8).reshape(2, 10)
+    explored = gather(taps, "abcd")
+    place_of_hidden = explored.layers[0]["groups"][0]["hidden"]
+    hidden = np.frombuffer(explored.numbers[place_of_hidden["start"] :], np.uint8).reshape(2, 10)
     assert hidden.tolist() == [[0] * 10, [1, 1, 0, 1, 0, 0, 1, 0, 0, 0]]
-    assert found.note == HIDDEN
+    assert explored.note == HIDDEN
 
 
 @pytest.mark.parametrize(
-    ("heads", "options", "ways"),
+    ("heads", "options", "normalised"),
     [
         (ph.Abstractor(2, act="sigmoid"), {}, ("act",)),  # the page said "the score itself"
         (ph.Abstractor(2), {}, ("softmax",)),
@@ -132,14 +135,14 @@ def test_each_head_may_have_its_own_mask() -> None:
         (ph.Linear(2), {}, ("identity",)),
     ],
 )
-def test_the_equations_of_a_page_are_those_of_its_model(heads: Any, options: dict[str, Any], ways: tuple) -> None:
+def test_the_equations_of_a_page_are_those_of_its_model(heads: Any, options: dict[str, Any], normalised: tuple) -> None:
     taps = capture(model_of((heads,), **options), batch_of("abcd"))
-    found = gather(taps, "abcd")
-    assert found.normalised == ways
-    assert all((CODES | MORE)[way] in explore_page(found).text for way in ways)
-    other = [replace(taps[0], groups=(replace(taps[0].groups[0], scale=1.0),))]
-    assert MORE["scale"] in explore_page(gather(other, "abcd")).text
-    assert MORE["scale"] not in explore_page(found).text
+    explored = gather(taps, "abcd")
+    assert explored.normalised == normalised
+    assert all((CODES | MORE)[name] in explore_page(explored).text for name in normalised)
+    scaled = [replace(taps[0], groups=(replace(taps[0].groups[0], scale=1.0),))]
+    assert MORE["scale"] in explore_page(gather(scaled, "abcd")).text
+    assert MORE["scale"] not in explore_page(explored).text
 
 
 def test_no_token_ends_a_script(tmp_path: pathlib.Path) -> None:
@@ -148,7 +151,7 @@ def test_no_token_ends_a_script(tmp_path: pathlib.Path) -> None:
     path = explore.write(
         taps, tokens, tmp_path / "page.html", title="</title><script>hacked()</script>", progress=False
     )
-    assert held(path)[0]["tokens"] == [visible_text(token) for token in tokens]
+    assert read_page(path)[0]["tokens"] == [visible_text(token) for token in tokens]
     page = path.read_text()
     assert "<script>hacked" not in page
     assert "<!--" not in page
@@ -184,7 +187,7 @@ def test_tokens_can_be_seen() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- mistakes
-def said(call: Any, *arguments: Any, **options: Any) -> str:
+def message_of(call: Any, *arguments: Any, **options: Any) -> str:
     with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
         call(*arguments, **options)
     return str(caught.value)
@@ -192,25 +195,30 @@ def said(call: Any, *arguments: Any, **options: Any) -> str:
 
 def test_mistakes_are_one_line(tmp_path: pathlib.Path) -> None:
     model, path = model_of((ph.Softmax(2),), max_length=16), tmp_path / "page.html"
-    assert "but is empty" in said(explore.explore, model, "", Bytes(), path)
-    assert "at most 16 tokens, the model's context, got 17" in said(explore.explore, model, "x" * 17, Bytes(), path)
-    few = ph.Transformer(ph.TransformerConfig(ph.Tokens(99), ph.Logits(99), dim=8, heads=(ph.Softmax(2),), causal=True))
-    wrong = "the tokenizer must have the model's 99 tokens but the text has token 99: it belongs to another model"
-    assert wrong in said(explore.explore, few, "abc", Bytes(), path)
-    vectors = ph.Transformer(ph.TransformerConfig(ph.Vectors(3), ph.Logits(2), dim=8, heads=(ph.Softmax(2),)))
-    assert "must take only tokens, got Vectors" in said(explore.explore, vectors, "a", Bytes(), path)
+    assert "but is empty" in message_of(explore.explore, model, "", Bytes(), path)
+    assert "at most 16 tokens, the model's context, got 17" in message_of(
+        explore.explore, model, "x" * 17, Bytes(), path
+    )
+    heads = (ph.Softmax(2),)
+    of_99_tokens = ph.Transformer(ph.TransformerConfig(ph.Tokens(99), ph.Logits(99), dim=8, heads=heads, causal=True))
+    message = "the tokenizer must have the model's 99 tokens but the text has token 99: it belongs to another model"
+    assert message in message_of(explore.explore, of_99_tokens, "abc", Bytes(), path)
+    vectors = ph.Transformer(ph.TransformerConfig(ph.Vectors(3), ph.Logits(2), dim=8, heads=heads))
+    assert "must take only tokens, got Vectors" in message_of(explore.explore, vectors, "a", Bytes(), path)
     taps = capture(model, batch_of("abcd"))
-    assert "layer 1 must look at the 3 tokens but has t = 4 and s = 4" in said(explore.write, taps, "abc", path)
-    assert "but is empty" in said(explore.write, taps, [], path)
-    assert "at least one layer" in said(explore.write, [], "abcd", path)
+    assert "layer 1 must look at the 3 tokens but has t = 4 and s = 4" in message_of(explore.write, taps, "abc", path)
+    assert "but is empty" in message_of(explore.write, taps, [], path)
+    assert "at least one layer" in message_of(explore.write, [], "abcd", path)
     ids = torch.zeros(2, 4, dtype=torch.long)
-    two = capture(model, Batch(ids, ids, None, torch.ones(2, 4), {}))
-    assert "of one sequence, got a batch of 2" in said(explore.write, two, "abcd", path)
+    of_two_sequences = capture(model, Batch(ids, ids, None, torch.ones(2, 4), {}))
+    assert "of one sequence, got a batch of 2" in message_of(explore.write, of_two_sequences, "abcd", path)
     group = taps[0].groups[0]
     broken = [replace(taps[0], groups=(replace(group, q=group.q * math.nan),))]
-    assert "layer 1 must have finite codes" in said(explore.write, broken, "abcd", path)
+    assert "layer 1 must have finite codes" in message_of(explore.write, broken, "abcd", path)
     (tmp_path / "file").write_text("")
-    assert "x.html: cannot be written (File exists)" in said(explore.write, taps, "abcd", tmp_path / "file" / "x.html")
+    assert "x.html: cannot be written (File exists)" in message_of(
+        explore.write, taps, "abcd", tmp_path / "file" / "x.html"
+    )
     assert not path.exists()
 
 
@@ -222,16 +230,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ph.Run:
     task = ph.tasks.Text(data=str(root / "text.txt"), length=32)
     model = ph.TransformerConfig(*task.ends, dim=8, layers=2, heads=(ph.Hyla(2),), causal=True, max_length=32)
     train = ph.Train(steps=2, batch_size=2, warmup=1, eval_batches=1, log_every=1, evaluate=("iid",))
-    made = ph.Run(name="small", task=task, model=model, train=train, device="cpu", folder=str(root / "run"))
-    ph.train.run(made, progress=False)
-    return made
+    finished = ph.Run(name="small", task=task, model=model, train=train, device="cpu", folder=str(root / "run"))
+    ph.train.run(finished, progress=False)
+    return finished
 
 
 def test_the_command_writes_a_page_on_a_run(run: ph.Run, tmp_path: pathlib.Path, capsys: Any) -> None:
     out = tmp_path / "new" / "page.html"
     assert cli.main(["explore", str(run.folder), "--text", "def f(a):\n", "--out", str(out), "--device", "cpu"]) == 0
     assert capsys.readouterr().out == f"explore: {out}\n"
-    page, _ = held(out)
+    page, _ = read_page(out)
     assert page["tokens"] == [*"def·f(a):⏎"]
     assert [layer["groups"][0]["kind"] for layer in page["layers"]] == ["hyla", "hyla"]
     assert "What small reads" in out.read_text()
@@ -240,14 +248,16 @@ def test_the_command_writes_a_page_on_a_run(run: ph.Run, tmp_path: pathlib.Path,
 def test_runs_it_cannot_show_are_named(run: ph.Run, tmp_path: pathlib.Path) -> None:
     unfinished = pathlib.Path(shutil.copytree(str(run.folder), tmp_path / "unfinished"))
     (unfinished / "result.json").unlink()
-    assert f"polyhead resume {unfinished} finishes" in said(explore.explore_folder, unfinished, "a", tmp_path / "x")
+    assert f"polyhead resume {unfinished} finishes" in message_of(
+        explore.explore_folder, unfinished, "a", tmp_path / "x"
+    )
     task = ph.tasks.FuzzyLogic()
     model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Hyla(2),), max_length=task.length)
     (tmp_path / "fuzzy").mkdir()
     ph.config.save(ph.Run(name="fuzzy", task=task, model=model), tmp_path / "fuzzy" / "config.json")
-    line = said(explore.explore_folder, tmp_path / "fuzzy", "a", tmp_path / "x")
+    line = message_of(explore.explore_folder, tmp_path / "fuzzy", "a", tmp_path / "x")
     assert "must be trained on text but is on fuzzy logic" in line
-    assert "does not exist" in said(explore.explore_folder, tmp_path / "nothing", "a", tmp_path / "x")
+    assert "does not exist" in message_of(explore.explore_folder, tmp_path / "nothing", "a", tmp_path / "x")
 
 
 # --------------------------------------------------------------------------------------------------------- Hugging Face
@@ -264,17 +274,17 @@ def test_any_causal_model_of_hugging_face(tmp_path: pathlib.Path) -> None:
     model.save_pretrained(tmp_path / "gpt")
     tokenizer_of(Bytes()).save_pretrained(tmp_path / "gpt")
     path = explore.explore_folder(tmp_path / "gpt", "to be or\nnot é", tmp_path / "page.html", progress=False)
-    page, numbers = held(path)
+    page, numbers = read_page(path)
     assert page["tokens"][:9] == [*"to·be·or⏎"]
     assert page["causal"]
     t = len(page["tokens"])
     ids = torch.tensor([list("to be or\nnot é".encode())])
-    for layer, wanted in zip(page["layers"], model(ids, output_attentions=True).attentions, strict=True):
-        found = unpacked(layer["groups"][0]["code"], numbers, t * (t + 1) // 2)
-        np.testing.assert_allclose(found, wanted[0].detach().numpy()[:, *np.tril_indices(t)], atol=1 / 250)
-    assert "at most 24 tokens" in said(explore.explore_folder, tmp_path / "gpt", "x" * 25, tmp_path / "x")
+    for layer, attention in zip(page["layers"], model(ids, output_attentions=True).attentions, strict=True):
+        codes = unpacked(layer["groups"][0]["code"], numbers, t * (t + 1) // 2)
+        np.testing.assert_allclose(codes, attention[0].detach().numpy()[:, *np.tril_indices(t)], atol=1 / 250)
+    assert "at most 24 tokens" in message_of(explore.explore_folder, tmp_path / "gpt", "x" * 25, tmp_path / "x")
     model.config.vocab_size = 99
-    assert "must have the model's 99 tokens" in said(explore.explore, model, "abc", Bytes(), tmp_path / "x")
+    assert "must have the model's 99 tokens" in message_of(explore.explore, model, "abc", Bytes(), tmp_path / "x")
 
 
 def test_a_notebook_shows_the_page_of_taps():

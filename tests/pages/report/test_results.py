@@ -68,8 +68,8 @@ def test_where_lower_is_better_the_lowest_is_the_best(tmp_path, monkeypatch):
     assert page.cells("HYLA over Softmax")[1] == "0.400"
     scores = TASK.baselines("compositional", sequences=300)
     lowest = min(set(scores) - {"ceiling"}, key=lambda name: scores[name].mean)
-    wanted = f"{scores[lowest].mean - 0.505:.3f}".replace("-", "−")
-    assert page.cells(f"HYLA over {results.baseline_label(TASK, lowest)}")[1] == wanted
+    expected = f"{scores[lowest].mean - 0.505:.3f}".replace("-", "−")
+    assert page.cells(f"HYLA over {results.baseline_label(TASK, lowest)}")[1] == expected
 
 
 def test_unfinished_runs_have_curves_and_a_note(tmp_path):
@@ -78,19 +78,19 @@ def test_unfinished_runs_have_curves_and_a_note(tmp_path):
     assert "hyla-0 is unfinished (60 of 100 steps): its curves alone are shown." in page.words
     assert "HYLA</text>" in page.figure("curves-loss")
     assert "HYLA (n" not in page.figure("results")
-    alone = written([unfinished], tmp_path / "r.html")
-    assert "No finished run with a score on unseen combinations yet" in alone.words
-    assert f"polyhead resume {unfinished}" in alone.words
+    page_of_unfinished = written([unfinished], tmp_path / "r.html")
+    assert "No finished run with a score on unseen combinations yet" in page_of_unfinished.words
+    assert f"polyhead resume {unfinished}" in page_of_unfinished.words
 
 
 def test_labels_name_heads_and_what_tells_equal_heads_apart(tmp_path):
     mixed = (ph.Softmax(2), ph.Linear(2))
-    made = [
+    run_folders = [
         fabricate(tmp_path, run_of("hyla"), None),
         fabricate(tmp_path, run_of("hyla", seed=1, lr=3e-3), None),
         fabricate(tmp_path, run_of("linear", heads=mixed), None),
     ]
-    groups = runs.groups(runs.read(made))
+    groups = runs.groups(runs.read(run_folders))
     labels = [group.label for group in groups]
     assert labels == ["HYLA · lr=0.001", "HYLA · lr=0.003", "Softmax 2 + Linear 2"]
     encoder = replace(run_of("hyla").model, encoder=None)
@@ -124,18 +124,18 @@ def test_torn_rows_and_missing_checkpoints_are_noted(tmp_path):
 
 @pytest.mark.parametrize("finished", [(True, True), (True, False), (False, True)])
 def test_the_same_run_twice_counts_once(tmp_path, finished):
-    made = [folders(tmp_path / place, {"hyla": [0.6]})[0] for place in "ab"]
-    for folder, is_finished in zip(made, finished, strict=True):
+    run_folders = [folders(tmp_path / parent, {"hyla": [0.6]})[0] for parent in "ab"]
+    for folder, is_finished in zip(run_folders, finished, strict=True):
         if not is_finished:
             (folder / "result.json").unlink()
-    page = written(made, tmp_path / "r.html")
+    page = written(run_folders, tmp_path / "r.html")
     assert "hyla-0 is the same run as hyla-0 and counts once." in page.words
     assert page.cells("HYLA")[2] == "1"
 
 
 def test_mistakes_are_one_line(tmp_path, monkeypatch):
-    made = folders(tmp_path, {"softmax": [0.7], "hyla": [0.6]})
-    other = fabricate(tmp_path, run_of("linear", task=replace(TASK, length=12)), {"iid": (0.5, 0.1)})
+    run_folders = folders(tmp_path, {"softmax": [0.7], "hyla": [0.6]})
+    other_length = fabricate(tmp_path, run_of("linear", task=replace(TASK, length=12)), {"iid": (0.5, 0.1)})
     page = tmp_path / "r.html"
     file = tmp_path / "file"
     file.write_text("")
@@ -144,14 +144,14 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch):
     with refusing("nowhere is not a run folder"):
         report.write([tmp_path / "nowhere"], page, progress=False)
     with refusing("report: all runs must be on one task, but length is 8 in softmax-0 and 12 in linear-0"):
-        report.write([*made, other], page, progress=False)
+        report.write([*run_folders, other_length], page, progress=False)
     with refusing("cannot be written ("):
-        report.write(made, file / "r.html", progress=False)
+        report.write(run_folders, file / "r.html", progress=False)
     with refusing("cannot be written ("):
-        report.write(made, page, static=file, progress=False)
+        report.write(run_folders, page, static=file, progress=False)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with refusing("figures needs matplotlib: pip install 'polyhead[report]'"):
-        report.write(made, page, progress=False)
+        report.write(run_folders, page, progress=False)
     assert not page.exists()
 
 
@@ -182,16 +182,16 @@ def test_nothing_of_a_folder_reaches_the_page_or_the_terminal_unescaped(tmp_path
 
 
 def test_one_file_without_scripts_that_asks_for_nothing(tmp_path, capsys):
-    made = folders(tmp_path, {"softmax": [0.7]})
-    content = written(made, tmp_path / "r.html").content
+    run_folders = folders(tmp_path, {"softmax": [0.7]})
+    content = written(run_folders, tmp_path / "r.html").content
     assert capsys.readouterr() == ("", "")
     assert "default-src 'none'" in content
     assert "<script" not in content
     assert content.count("href=") == content.count('href="#') + content.count('href="data:')
-    report.write(made, tmp_path / "r.html")
+    report.write(run_folders, tmp_path / "r.html")
     printed = capsys.readouterr()
     assert printed.out == ""
     assert f"report: {tmp_path / 'r.html'} (" in printed.err
-    frame = report.page(made, progress=False)._repr_html_()  # in a notebook
+    frame = report.page(run_folders, progress=False)._repr_html_()  # in a notebook
     assert frame.startswith('<iframe srcdoc="')
     assert "<html" not in frame  # its markup is escaped
