@@ -19,8 +19,8 @@ def planted(run, folder, score):
     scores = {}
     for split in run.train.evaluate:
         value = score + {"validation": 0.05, "iid": 0.04, "novel": -0.5}.get(split, 0.0)
-        others = {"element_accuracy": 0.9, "character_accuracy": 0.9, "loss": 1 - value}
-        scores[split] = {**others, metric: value, f"{metric}_se": 0.01}
+        other_metrics = {"element_accuracy": 0.9, "character_accuracy": 0.9, "loss": 1 - value}
+        scores[split] = {**other_metrics, metric: value, f"{metric}_se": 0.01}
     losses = [1.0 - score + 0.01 * step for step in range(1, 9)]
     return finished(run, folder, scores, {"validation": course}, losses)
 
@@ -36,8 +36,8 @@ def trained(monkeypatch):
     """`reproduce` trains its runs in this process."""
 
     def sweep(runs, folder, **_):
-        there = [replace(run, folder=str(folder / f"{run.name}-{digest(run)}")) for run in runs]
-        return [training.run(run, progress=False) for run in there]
+        placed = [replace(run, folder=str(folder / f"{run.name}-{digest(run)}")) for run in runs]
+        return [training.run(run, progress=False) for run in placed]
 
     monkeypatch.setattr(reproduce, "sweep", sweep)
 
@@ -48,9 +48,8 @@ def study_of(tmp_path):
     from polyhead.papers.study import Study
 
     def make(figure, score, scale="smoke"):
-        known = FIGURES[figure]
-        runs = known.runs(scale)
+        runs = FIGURES[figure].runs(scale)
         results = [planted(run, tmp_path, score(run)) for run in runs]
-        return Study.of(figure, known.paper, scale, tmp_path, runs, results)
+        return Study.of(figure, FIGURES[figure].paper, scale, tmp_path, runs, results)
 
     return make

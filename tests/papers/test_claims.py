@@ -15,29 +15,29 @@ A, B = {0: 0.61, 1: 0.74, 2: 0.66}, {0: 0.55, 1: 0.69, 2: 0.58}
 
 
 def test_differences_are_seed_by_seed_where_seeds_are_shared():
-    found = Estimate.of(A) - Estimate.of(B)
+    difference = Estimate.of(A) - Estimate.of(B)
     expected = scipy.stats.ttest_rel(list(A.values()), list(B.values()))
-    assert found.mean / found.error == pytest.approx(expected.statistic)
-    assert found.freedom == expected.df
-    assert found.interval() == pytest.approx(tuple(expected.confidence_interval(0.95)))
+    assert difference.mean / difference.error == pytest.approx(expected.statistic)
+    assert difference.freedom == expected.df
+    assert difference.interval() == pytest.approx(tuple(expected.confidence_interval(0.95)))
     greater = scipy.stats.ttest_rel(list(A.values()), [b + 0.01 for b in B.values()], alternative="greater")
-    assert found.above(0.01) == pytest.approx(greater.pvalue)
+    assert difference.above(0.01) == pytest.approx(greater.pvalue)
 
 
 def test_differences_are_welchs_where_seeds_differ_and_of_one_sample_from_a_number():
-    found = Estimate.of(A) - Estimate.of({seed + 5: value for seed, value in B.items()})
+    difference = Estimate.of(A) - Estimate.of({seed + 5: value for seed, value in B.items()})
     expected = scipy.stats.ttest_ind(list(A.values()), list(B.values()), equal_var=False)
-    assert found.mean / found.error == pytest.approx(expected.statistic)
-    assert found.freedom == pytest.approx(expected.df)
+    assert difference.mean / difference.error == pytest.approx(expected.statistic)
+    assert difference.freedom == pytest.approx(expected.df)
     one_sample = scipy.stats.ttest_1samp(list(A.values()), 0.6, alternative="greater")
     assert (Estimate.of(A) - estimates.constant(0.6)).above(0.0) == pytest.approx(one_sample.pvalue)
 
 
 def test_equal_scores_on_a_finite_test_set_leave_its_sampling_error():
     """Beside unequal ones it counts, too: test_redraw.py has images."""
-    found = estimates.constant(0.9) - Estimate.of(dict.fromkeys(range(5), 0.95), 0.01, finite=True)
-    assert (found.error, found.freedom) == (0.01, math.inf)
-    assert found.above(-0.1) == pytest.approx(scipy.stats.norm.sf(5.0))
+    difference = estimates.constant(0.9) - Estimate.of(dict.fromkeys(range(5), 0.95), 0.01, finite=True)
+    assert (difference.error, difference.freedom) == (0.01, math.inf)
+    assert difference.above(-0.1) == pytest.approx(scipy.stats.norm.sf(5.0))
     assert math.isnan(Estimate.of({0: 0.9}, 0.02, finite=True).error)  # one model gives no spread over seeds
 
 
@@ -51,22 +51,22 @@ def outcome(estimate, margin=0.0, **options):
 
 
 def test_fewer_than_five_seeds_are_not_a_test():
-    one = Estimate.of({0: 0.9})
+    one_seed = Estimate.of({0: 0.9})
     for other in (Estimate.of({0: 0.1}), Estimate.of(A)):
-        assert outcome(one - other) == UNDECIDED
-    assert "±" not in str(one)
-    four = Estimate.of({seed: 0.9 + 0.001 * seed for seed in range(4)})
-    assert outcome(four) == outcome(four - estimates.constant(0.1)) == UNDECIDED
-    assert outcome(five(0.9) - four) == UNDECIDED
+        assert outcome(one_seed - other) == UNDECIDED
+    assert "±" not in str(one_seed)
+    four_seeds = Estimate.of({seed: 0.9 + 0.001 * seed for seed in range(4)})
+    assert outcome(four_seeds) == outcome(four_seeds - estimates.constant(0.1)) == UNDECIDED
+    assert outcome(five(0.9) - four_seeds) == UNDECIDED
     assert outcome(five(0.9)) == YES
     assert outcome(estimates.constant(0.5) - estimates.constant(0.4)) == YES  # nothing was trained
 
 
-@pytest.mark.parametrize(("value", "came"), [(0.1, YES), (-0.1, NO), (0.02, UNDECIDED), (0.0, NO_DIFFERENCE)])
-def test_the_outcomes(value, came):
-    spread = 0.03 if came == UNDECIDED else 0.01
-    assert outcome(five(value, spread)) == came
-    assert outcome(five(value + 1, spread), 1.0, within=0.02) == came
+@pytest.mark.parametrize(("value", "expected"), [(0.1, YES), (-0.1, NO), (0.02, UNDECIDED), (0.0, NO_DIFFERENCE)])
+def test_the_outcomes(value, expected):
+    spread = 0.03 if expected == UNDECIDED else 0.01
+    assert outcome(five(value, spread)) == expected
+    assert outcome(five(value + 1, spread), 1.0, within=0.02) == expected
 
 
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
@@ -108,15 +108,13 @@ def test_a_page_is_judged_as_a_whole():
     """A part that holds alone may not hold among many.  Parts that are not a test do not count."""
     weak = five(0.024, 0.03)
     assert weak.above(0.0) == pytest.approx(0.0432, abs=1e-3)
-    alone = above("one", {"p": weak})
-    assert alone.outcome == YES
+    weak_claim = above("one", {"p": weak})
+    assert weak_claim.outcome == YES
     noise = above("two", {"p": five(0.0)})
-    assert [verdict.outcome for verdict in FigureOutcome(verdicts=(alone, noise)).verdicts] == [
-        UNDECIDED,
-        NO_DIFFERENCE,
-    ]
-    few = above("two", {"p": Estimate.of(A)})
-    assert [verdict.outcome for verdict in FigureOutcome(verdicts=(alone, few)).verdicts] == [YES, UNDECIDED]
+    three_seeds = above("two", {"p": Estimate.of(A)})
+    for second, expected in ((noise, [UNDECIDED, NO_DIFFERENCE]), (three_seeds, [YES, UNDECIDED])):
+        page = FigureOutcome(verdicts=(weak_claim, second))
+        assert [verdict.outcome for verdict in page.verdicts] == expected
 
 
 ALIKE = {name: five(0.9) for name in ("hyla", "softmax", "linear")}
@@ -129,7 +127,7 @@ CODE, TEXT = "the code's definition", "the text's definition"
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "came"),
+    ("verdicts", "expected"),
     [
         (lambda: fuzzy.small_gaps(ALIKE, APART), YES),
         (lambda: fuzzy.small_gaps(APART, ALIKE), NO),
@@ -147,20 +145,20 @@ CODE, TEXT = "the code's definition", "the text's definition"
         (lambda: [counts.rarely_ambiguous(CODE, 0.0, 64)], UNDECIDED),  # 0 of 64 is weak evidence
     ],
 )
-def test_claims_that_docs_results_cannot_redraw(verdicts, came):
+def test_claims_that_docs_results_cannot_redraw(verdicts, expected):
     (verdict,) = verdicts()
-    assert verdict.outcome == came
-    assert str(verdict).startswith(f"{came}: {verdict.claim} (")
+    assert verdict.outcome == expected
+    assert str(verdict).startswith(f"{expected}: {verdict.claim} (")
     assert "\n" not in str(verdict)
 
 
 def test_a_claim_whose_models_were_not_run_is_left_out():
     (verdict,) = tables.ablations("fuzzy", APART)
     assert verdict.claim == "HYLA is better on unseen combinations than softmax and linear (fuzzy)"
-    others = {"softmax": five(0.6), "linear": five(0.5)}
+    without_hyla = {"softmax": five(0.6), "linear": five(0.5)}
     lengths = pandas.MultiIndex.from_tuples([(16, 0.3), (16, 0.7)], names=["length", "held out"])
-    assert fuzzy.suffers_less(pandas.DataFrame([others, others], index=lengths)) == []
-    assert fuzzy.small_gaps(others, others) == []
-    (verdict,) = scaling.solves(pandas.DataFrame([others, others]))  # without HYLA
+    assert fuzzy.suffers_less(pandas.DataFrame([without_hyla, without_hyla], index=lengths)) == []
+    assert fuzzy.small_gaps(without_hyla, without_hyla) == []
+    (verdict,) = scaling.solves(pandas.DataFrame([without_hyla, without_hyla]))  # without HYLA
     assert "at the largest setting" in verdict.claim
-    assert scaling.single_head(pandas.DataFrame([others, others], index=[2, 8])) == []  # without one head
+    assert scaling.single_head(pandas.DataFrame([without_hyla, without_hyla], index=[2, 8])) == []  # without one head

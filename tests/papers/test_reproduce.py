@@ -23,10 +23,11 @@ from polyhead.tasks.sraven.counts import tasks
 def test_a_figure_from_nothing(trained, tmp_path, capsys):
     code = cli.main(["reproduce", "fig-5d", "--scale", "smoke", "--folder", str(tmp_path), "--device", "cpu"])
     assert code == 0
-    said = capsys.readouterr().out
-    assert "SRAVEN gets harder with the number of features" in said
-    assert f"values: {tmp_path}/fig-5d/index.html" in said
-    results = json.loads((tmp_path / "fig-5d" / "results.json").read_text())
+    printed = capsys.readouterr().out
+    assert "SRAVEN gets harder with the number of features" in printed
+    assert f"values: {tmp_path}/fig-5d/index.html" in printed
+    results_path = tmp_path / "fig-5d" / "results.json"
+    results = json.loads(results_path.read_text())
     runs = STUDIES["fig-5d"]("smoke")
     assert [run["digest"] for run in results["runs"]] == [digest(run) for run in runs]
     assert {run["seed"] for run in results["runs"]} == {0, 1}
@@ -42,18 +43,21 @@ def test_a_figure_from_nothing(trained, tmp_path, capsys):
     assert "![Fig. 5D: number of features](fig-5d.svg)" in text
     assert "| SRAVEN gets harder with the number of features | **undecided** |" in text
     assert digest(runs[0]) in page
-    again = reproduce("fig-5d", "smoke", folder=tmp_path, device="cpu", progress=False)
-    assert again[0] == tmp_path / "fig-5d" / "index.html"
-    # None is trained again.
-    assert json.loads((tmp_path / "fig-5d" / "results.json").read_text())["runs"] == results["runs"]
+
+    written_at = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
+    page_path, *_ = reproduce("fig-5d", "smoke", folder=tmp_path, device="cpu", progress=False)
+    assert page_path == tmp_path / "fig-5d" / "index.html"
+    assert json.loads(results_path.read_text())["runs"] == results["runs"]
+    assert len(written_at) == len(runs)
+    assert all(path.stat().st_mtime_ns == time for path, time in written_at.items())  # none is trained again
 
 
 def test_more_seeds_are_those_of_the_recipes():
     """The runs of the first seed, given other seeds, are the recipe's own runs: names, splits and digests."""
     for figure in ("fig-5d", "order", "maths", "lm-bytes"):
         runs = STUDIES[figure]("smoke")
-        own = {(run.name, digest(run)) for run in runs}
-        assert {(run.name, digest(run)) for run in for_seeds(runs, len({run.seed for run in runs}))} == own
+        recipe_runs = {(run.name, digest(run)) for run in runs}
+        assert {(run.name, digest(run)) for run in for_seeds(runs, len({run.seed for run in runs}))} == recipe_runs
 
 
 def test_a_figure_with_another_number_of_seeds(trained, tmp_path):
@@ -96,23 +100,23 @@ def test_no_finished_run_is_one_clear_line(monkeypatch, tmp_path):
         reproduce("fig-5c", "smoke", folder=tmp_path, device="cpu")
 
 
-@pytest.mark.parametrize("held", ['{"format": 0}', "{}", "[", '["format"]'])
-def test_results_of_another_version_are_kept(held, tmp_path, capsys):
+@pytest.mark.parametrize("content", ['{"format": 0}', "{}", "[", '["format"]'])
+def test_results_of_another_version_are_kept(content, tmp_path, capsys):
     (tmp_path / "fig-a9").mkdir()
     path = tmp_path / "fig-a9" / "results.json"
-    path.write_text(held)
+    path.write_text(content)
     assert f"{path} has format" in mistake(capsys, ["reproduce", "fig-a9", "--folder", str(tmp_path)])
-    assert path.read_text() == held
+    assert path.read_text() == content
 
 
 def test_the_page_says_what_holds(tmp_path):
-    sure = Estimate(0.1, 0.01, 9.0)
-    verdicts = (above("a <claim>", {"one − other": sure}), above("b", {"other − one": -sure}))
+    difference = Estimate(0.1, 0.01, 9.0)
+    verdicts = (above("a <claim>", {"one − other": difference}), above("b", {"other − one": -difference}))
     row = {"model": "HYLA", "score": "0.5 ± 0.1"}
     outcome = FigureOutcome(table=[row], verdicts=verdicts, notes=["a note"])
-    about = {"title": "Fig. 0", "scale": "small", "command": "c", "date": "d", "environment": {}}
-    text = write_page(tmp_path / "index.html", {**about, "failures": [], "runs": []}, outcome).read_text()
-    drawn = ("Yes: a &lt;claim&gt;.", ">no</td>", "0.5 ± 0.1", "a note", "Fig. 0")
-    for words in (*drawn, "+0.100 ± 0.010", "95 % interval +0.077 to +0.123"):
+    content = {"title": "Fig. 0", "scale": "small", "command": "c", "date": "d", "environment": {}}
+    text = write_page(tmp_path / "index.html", {**content, "failures": [], "runs": []}, outcome).read_text()
+    expected = ("Yes: a &lt;claim&gt;.", ">no</td>", "0.5 ± 0.1", "a note", "Fig. 0")
+    for words in (*expected, "+0.100 ± 0.010", "95 % interval +0.077 to +0.123"):
         assert words in text
     assert "<claim>" not in text

@@ -24,7 +24,7 @@ from polyhead.papers.reproduce import runs_of as runs_for
 from polyhead.papers.sizes import Setting
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small"
-OWN = {recipe: name for name, recipe in STUDIES.items()}.values()
+DISTINCT = {recipe: name for name, recipe in STUDIES.items()}.values()
 """One figure for each set of runs."""
 
 
@@ -37,7 +37,7 @@ size = functools.cache(parameters)
 
 
 @pytest.mark.thinned(3)
-@pytest.mark.parametrize("figure", OWN)
+@pytest.mark.parametrize("figure", DISTINCT)
 def test_the_runs_of_a_figure(figure):
     for scale in ("smoke", "small"):
         runs = runs_of(figure, scale)
@@ -52,17 +52,17 @@ def test_the_runs_of_a_figure(figure):
 
 def test_runs_that_figures_share_have_one_name():
     """They share a folder, so that they are trained once."""
-    named = {}
-    for figure in OWN:
+    names = {}
+    for figure in DISTINCT:
         for run in runs_of(figure, "small"):
-            assert named.setdefault(digest(run), run.name) == run.name
+            assert names.setdefault(digest(run), run.name) == run.name
 
 
 @pytest.mark.parametrize("figure", STUDIES)
 def test_kept_runs_are_those_of_the_recipes(figure):
-    about = json.loads((RESULTS / figure / "results.json").read_text())
-    known = {digest(run): run.name for run in runs_for(FIGURES[figure], about["scale"], about.get("seeds"))}
-    assert {row["digest"]: row["name"] for row in some(about["runs"])}.items() <= known.items()
+    results = json.loads((RESULTS / figure / "results.json").read_text())
+    recipe_runs = {digest(run): run.name for run in runs_for(FIGURES[figure], results["scale"], results.get("seeds"))}
+    assert {row["digest"]: row["name"] for row in some(results["runs"])}.items() <= recipe_runs.items()
 
 
 # fmt: off
@@ -88,14 +88,14 @@ def test_runs_at_paper_scale_stay_the_papers(figure):
 def test_models_that_are_compared_have_equal_parameters_and_steps(figure):
     paper = FIGURES[figure].paper
     reference = "dual" if paper is DUAL else "softmax"
-    alike = defaultdict(list)
+    compared = defaultdict(list)
     for run in runs_of(figure, "small"):
         task = replace(run.task, split_seed=0) if hasattr(run.task, "split_seed") else run.task
-        alike[task, run.model.dim].append(run)
-    for same in some(alike.values()):
-        assert len({(run.train.steps, run.train.batch_size, run.train.lr) for run in same}) == 1
-        wanted = size(next(run.model for run in same if paper.row_of(run) == reference))
-        assert all(abs(size(run.model) - wanted) <= CLOSE * wanted for run in same)
+        compared[task, run.model.dim].append(run)
+    for runs in some(compared.values()):
+        assert len({(run.train.steps, run.train.batch_size, run.train.lr) for run in runs}) == 1
+        expected = size(next(run.model for run in runs if paper.row_of(run) == reference))
+        assert all(abs(size(run.model) - expected) <= CLOSE * expected for run in runs)
 
 
 def test_a_run_is_named_after_its_model():
@@ -119,10 +119,10 @@ def test_a_scale_that_a_figure_lacks_and_an_unknown_model_are_one_clear_line():
 
 
 # ------------------------------------------------------------------------------------------------------------- training
-def tiny(task, row):
-    shape = {"fuzzy": FUZZY, "sraven": SRAVEN}[task]["smoke"]
-    made = fuzzy_task("smoke", 0, length=8) if task == "fuzzy" else sraven_task("smoke", 0)
-    return make(made, row, shape, Setting(1e-2, 0.1, 1), 0)
+def tiny(task_name, row):
+    shape = {"fuzzy": FUZZY, "sraven": SRAVEN}[task_name]["smoke"]
+    task = fuzzy_task("smoke", 0, length=8) if task_name == "fuzzy" else sraven_task("smoke", 0)
+    return make(task, row, shape, Setting(1e-2, 0.1, 1), 0)
 
 
 @pytest.mark.thinned(3)
@@ -175,10 +175,10 @@ def test_fuzzy_logic_as_in_the_paper_and_as_in_its_code(row):
 def test_single_recipes_are_runs_of_the_studies(name, study):
     run = RECIPES[name]()
     assert (run.name, run.threads) == (name, None)
-    alike = []
-    for one in runs_of(study, "small"):
-        if replace(one, train=run.train, name=name, threads=None) == run:
-            alike.append(one)
-    (like,) = alike
-    assert replace(like.train, steps=run.train.steps) == run.train
-    assert (like.train.steps == run.train.steps) == (name not in ("digits-dual", "maths-dual"))
+    matching = []
+    for candidate in runs_of(study, "small"):
+        if replace(candidate, train=run.train, name=name, threads=None) == run:
+            matching.append(candidate)
+    (same,) = matching
+    assert replace(same.train, steps=run.train.steps) == run.train
+    assert (same.train.steps == run.train.steps) == (name not in ("digits-dual", "maths-dual"))

@@ -29,48 +29,53 @@ def test_what_needs_no_relation_stands_beside_objects(figure, split, name, study
     study = study_of(figure, score)
     pictures = []
     monkeypatch.setattr(shared.figures, "lines", lambda panels, **_: pictures.append(panels))
-    found = draw(study)
+    outcome = draw(study)
     (((_, _, levels),),) = pictures
     tasks = dict.fromkeys(point.run.task for point in study.points)
-    most = max(one.examples or 0 for one in tasks)
-    tasks = [one for one in tasks if most in (0, one.examples)]
-    means = [one.baselines(split, sequences=60, seed=seed)[name].mean for seed, one in enumerate(tasks)]
+    most_examples = max(task.examples or 0 for task in tasks)
+    tasks = [task for task in tasks if most_examples in (0, task.examples)]
+    means = [task.baselines(split, sequences=60, seed=seed)[name].mean for seed, task in enumerate(tasks)]
     label = study.points[0].run.task.words.baselines[name].label
-    level = levels[label][most] if figure == "sorting" else levels[label]
+    level = levels[label][most_examples] if figure == "sorting" else levels[label]
     assert level == pytest.approx(sum(means) / len(means))
-    assert f"{level:.3f}" in "".join([row for row in found.rows if label in row][-1])
+    assert f"{level:.3f}" in "".join([row for row in outcome.rows if label in row][-1])
 
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize(
-    ("figure", "lost"),
+    ("figure", "failed"),
     [
         *itertools.product(("games", "sorting", "order", "set", "maths", "images"), ("dual", "softmax")),
         *((figure, "corelnet") for figure in ("games", "order", "set")),  # the others have none
     ],
 )
-def test_a_model_whose_runs_failed_is_not_compared(figure, lost, study_of):
+def test_a_model_whose_runs_failed_is_not_compared(figure, failed, study_of):
     study = study_of(figure, score)
-    rest = without(study, lambda run: DUAL.row_of(run) == lost)
-    assert len(rest.points) < len(study.points)
-    found = draw(rest)
-    assert found.rows
-    named = re.compile(rf"{ROWS[lost].label}(?! \+|, disentangled|, RCA|, package)", re.IGNORECASE)  # no longer label
-    parts = [part.name for verdict in found.verdicts for part in verdict.parts]
-    subjects = [verdict.claim.removeprefix("on unseen shapes, too, ") for verdict in found.verdicts]
-    assert not [name for name in parts if named.search(name)] + [claim for claim in subjects if named.match(claim)]
+    longer_labels = r" \+|, disentangled|, RCA|, package"
+    pattern = re.compile(rf"{ROWS[failed].label}(?!{longer_labels})", re.IGNORECASE)
+
+    def mentions(outcome):
+        parts = [part.name for verdict in outcome.verdicts for part in verdict.parts]
+        subjects = [verdict.claim.removeprefix("on unseen shapes, too, ") for verdict in outcome.verdicts]
+        return [name for name in parts if pattern.search(name)] + [claim for claim in subjects if pattern.match(claim)]
+
+    outcome = draw(without(study, lambda run: DUAL.row_of(run) == failed))
+    assert outcome.rows
+    assert not mentions(outcome)
+    assert mentions(draw(study))
 
 
 @pytest.mark.parametrize("figure", ["games", "maths", "sorting"])
-def test_a_place_whose_runs_failed_is_not_compared(figure, study_of):
+def test_a_setting_whose_runs_failed_is_not_compared(figure, study_of):
     """Of relational games the others are compared, among them the same game with more images."""
     study = study_of(figure, score)
-    first = next(at for at in map(place, (p.run for p in study.points)) if figure != "games" or at[0] == "between")
-    rest = without(study, lambda run: DUAL.row_of(run) == "dual" and place(run) == first)
-    verdicts = draw(rest).verdicts
+    settings = [axes_of(point.run) for point in study.points]
+    failed = next(axes for axes in settings if figure != "games" or axes[0] == "between")
+    remaining = without(study, lambda run: DUAL.row_of(run) == "dual" and axes_of(run) == failed)
+    verdicts = draw(remaining).verdicts
     assert not [verdict for verdict in verdicts if figure != "games" or "between" in str(verdict)]
     assert bool(verdicts) == (figure == "games")
 
 
-def place(run):
+def axes_of(run):
     return [getattr(run.task, axis, None) for axis in ("game", "module", "examples")]

@@ -25,12 +25,12 @@ def studies(tmp_path_factory):
     """Trained at scale smoke: fuzzy logic and SRAVEN, three models, two seeds."""
     folder = tmp_path_factory.mktemp("codes")
 
-    def of(figure):
+    def study_of(figure):
         runs = STUDIES[figure]("smoke")
         results = [train.run(replace(run, folder=str(folder / digest(run))), progress=False) for run in runs]
         return Study.of(figure, FIGURES[figure].paper, "smoke", folder, runs, results)
 
-    return {"fuzzy": of("fig-2b"), "sraven": of("fig-5b")}
+    return {"fuzzy": study_of("fig-2b"), "sraven": study_of("fig-5b")}
 
 
 def drawn(studies, figure):
@@ -39,12 +39,12 @@ def drawn(studies, figure):
 
 @pytest.mark.parametrize("figure", ["fig-2d", "fig-5a", "fig-5b", "fig-5e"])
 def test_every_figure_is_drawn(figure, studies):
-    found = drawn(studies, figure)
-    assert all(picture.figure.get_axes() for picture in found.pictures)
-    stems = {picture.stem.removeprefix(f"{figure}-") for picture in found.pictures}
+    outcome = drawn(studies, figure)
+    assert all(picture.figure.get_axes() for picture in outcome.pictures)
+    stems = {picture.stem.removeprefix(f"{figure}-") for picture in outcome.pictures}
     assert stems == ({"fig-5e"} if figure == "fig-5e" else {"hyla", "softmax", "linear"})  # a map for each model
     if figure == "fig-5b":  # its classes are named in a legend
-        assert "difference" in {text.get_text() for text in found.pictures[0].figure.findobj(Text)}
+        assert "difference" in {text.get_text() for text in outcome.pictures[0].figure.findobj(Text)}
 
 
 def test_probes_cover_the_papers_pairs_and_the_codes(studies):
@@ -59,11 +59,10 @@ def test_probes_cover_the_papers_pairs_and_the_codes(studies):
 
 def test_the_untrained_network_is_that_before_the_first_step(studies, tmp_path):
     run = studies["fuzzy"].points[-1].run
-    still = replace(run, folder=str(tmp_path), train=replace(run.train, lr=0.0, steps=1))
-    train.run(still, progress=False)
-    drawn = torch.get_rng_state()
+    train.run(replace(run, folder=str(tmp_path), train=replace(run.train, lr=0.0, steps=1)), progress=False)
+    random_state = torch.get_rng_state()
     before, after = code_probes.untrained(run).state_dict(), train.load_model(tmp_path)[1].state_dict()
-    assert torch.equal(torch.get_rng_state(), drawn)
+    assert torch.equal(torch.get_rng_state(), random_state)
     assert before.keys() == after.keys()
     assert [name for name in before if not torch.equal(before[name], after[name])] == []
     other = code_probes.untrained(replace(run, seed=run.seed + 1)).state_dict()
@@ -76,21 +75,21 @@ def test_what_training_puts_into_a_code(studies, monkeypatch):
     study = replace(study, points=tuple(p for p in study.points if "hyla" in p.run.name))
     fresh = {p.run.task: [*code_probes.untrained(p.run).parameters()] for p in study.points}
 
-    def drawn(more):
+    def outcome_with(gain):
         def probe_model(model, task, **_):
             trained = any(not torch.equal(x, y) for x, y in zip(model.parameters(), fresh[task], strict=True))
-            f1 = 0.2 + 0.002 * task.split_seed + more * trained
+            f1 = 0.2 + 0.002 * task.split_seed + gain * trained
             chance = 0.15 + 0.004 * task.split_seed + 0.3 * (not trained)
             return [{"target": "term 1", "pairs": "self", "query": "alone", "layer": 0, "f1": f1, "chance": chance}]
 
         monkeypatch.setattr(code_probes, "probe_model", probe_model)
         return FIGURES["fig-2b"].draw(study)
 
-    found = [drawn(more) for more in (0.1, -0.1, 0.0)]
-    verdicts = [[verdict.outcome for verdict in one.verdicts] for one in found]
+    outcomes = [outcome_with(gain) for gain in (0.1, -0.1, 0.0)]
+    verdicts = [[verdict.outcome for verdict in outcome.verdicts] for outcome in outcomes]
     assert verdicts == [[YES, YES], [UNDECIDED, NO], [YES, NO_DIFFERENCE]]
-    assert found[0].head == ("probe", "HYLA", "HYLA, untrained", "HYLA, permuted labels")
-    assert found[0].rows == (("term 1, one context, layer 1", "0.301 ± 0.001", "0.201 ± 0.001", "0.152 ± 0.002"),)
+    assert outcomes[0].head == ("probe", "HYLA", "HYLA, untrained", "HYLA, permuted labels")
+    assert outcomes[0].rows == (("term 1, one context, layer 1", "0.301 ± 0.001", "0.201 ± 0.001", "0.152 ± 0.002"),)
 
 
 def planted(monkeypatch, codes_of, before=None):
@@ -101,8 +100,8 @@ def planted(monkeypatch, codes_of, before=None):
         batch = task.batch(split, count, seed=3, step=0)
         rules, values = batch.latents["query_rules"][:, -1].numpy(), batch.targets[:, -1].numpy()
         noise = 0.01 * rng.standard_normal((count, 4))
-        own = codes_of if model is not None else before
-        return [own(layer, rules, values) + noise for layer in range(2)], batch
+        codes_of_model = codes_of if model is not None else before
+        return [codes_of_model(layer, rules, values) + noise for layer in range(2)], batch
 
     monkeypatch.setattr(sys.modules["polyhead.analysis.probe"], "query_codes", query_codes)
     monkeypatch.setattr(code_figures, "query_codes", query_codes)
@@ -126,14 +125,18 @@ def test_layers_that_turn_from_magnitude_to_rule(studies, monkeypatch):
 
 
 def test_sum_and_difference_with_one_code(studies, monkeypatch):
-    own = np.eye(8)[:, :4] + np.roll(np.eye(8), 3, axis=1)[:, :4] + directions(8, 3)
-    shared, apart = own.copy(), own.copy()
+    unlike = np.eye(8)[:, :4] + np.roll(np.eye(8), 3, axis=1)[:, :4] + directions(8, 3)
+    shared, apart = unlike.copy(), unlike.copy()
     shared[RULES.index("difference")] = shared[RULES.index("sum")]
     apart[RULES.index("difference")] = -apart[RULES.index("sum")]
-    for codes, before, outcome in ((shared, apart, YES), (apart, shared, NO)):
-        both = (lambda layer, rules, values, of=of: of[rules] for of in (codes, before))
-        planted(monkeypatch, *both)
-        found = drawn(studies, "fig-5e")
-        assert found.verdicts[0].outcome == outcome
-        over = found.numbers["sum and difference over other pairs"]
-        assert (over["plain"]["mean"] > 0) == (over[f"plain{code_probes.UNTRAINED}"]["mean"] < 0) == (outcome == YES)
+
+    def of_rules(codes):
+        return lambda layer, rules, values: codes[rules]
+
+    for codes, before, expected in ((shared, apart, YES), (apart, shared, NO)):
+        planted(monkeypatch, of_rules(codes), of_rules(before))
+        outcome = drawn(studies, "fig-5e")
+        assert outcome.verdicts[0].outcome == expected
+        numbers = outcome.numbers["sum and difference over other pairs"]
+        trained, untrained = numbers["plain"]["mean"], numbers[f"plain{code_probes.UNTRAINED}"]["mean"]
+        assert (trained > 0) == (untrained < 0) == (expected == YES)

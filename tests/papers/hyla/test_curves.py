@@ -18,8 +18,8 @@ BASELINES = {"gaussian_process": 0.3, "ceiling": 1.0}
 
 @pytest.fixture(autouse=True)
 def quick_baselines(monkeypatch):
-    found = {name: constant(value) for name, value in BASELINES.items()}
-    monkeypatch.setattr(outcome, "baselines", lambda run, split="compositional": found)
+    estimates = {name: constant(value) for name, value in BASELINES.items()}
+    monkeypatch.setattr(outcome, "baselines", lambda run, split="compositional": estimates)
 
 
 def test_a3_leaves_out_baselines_that_would_flatten_its_curves(study_of, monkeypatch):
@@ -31,18 +31,18 @@ def test_a3_leaves_out_baselines_that_would_flatten_its_curves(study_of, monkeyp
 
 
 def test_2c_has_its_baselines_in_the_last_columns(study_of):
-    found = draw(study_of("fig-2c", lambda run: 0.5))
-    assert (found.rows[0][0], *found.rows[0][-2:]) == ("N 8, 30 % held out", "0.300 ± 0.000", "1.000 ± 0.000")
-    assert found.head[-2:] == ("Gaussian process", "Exact ceiling")
+    drawn = draw(study_of("fig-2c", lambda run: 0.5))
+    assert (drawn.rows[0][0], *drawn.rows[0][-2:]) == ("N 8, 30 % held out", "0.300 ± 0.000", "1.000 ± 0.000")
+    assert drawn.head[-2:] == ("Gaussian process", "Exact ceiling")
 
 
 def test_a4_is_the_training_loss_in_two_pictures(study_of):
-    found = draw(study_of("fig-a4", lambda run: 0.7))
-    assert [picture.stem for picture in found.pictures] == ["fig-a4a", "fig-a4b"]
-    losses = [v["training loss"]["mean"] for by in found.numbers.values() for v in by.values()]
+    drawn = draw(study_of("fig-a4", lambda run: 0.7))
+    assert [picture.stem for picture in drawn.pictures] == ["fig-a4a", "fig-a4b"]
+    losses = [scores["training loss"]["mean"] for models in drawn.numbers.values() for scores in models.values()]
     assert losses == pytest.approx([0.36] * len(losses))
-    assert any(name.startswith("depth 2") for name in found.numbers)
-    assert any(name.startswith("width 32") for name in found.numbers)
+    assert any(name.startswith("depth 2") for name in drawn.numbers)
+    assert any(name.startswith("width 32") for name in drawn.numbers)
 
 
 @pytest.mark.thinned(3)
@@ -51,19 +51,20 @@ def test_runs_that_failed_take_their_claims_with_them(figure, study_of):
     """A whole model, one place of the grid, or one model there: the rest is drawn, and every verdict is about the
     settings that it names."""
     study = study_of(figure, lambda run: 0.5 + 0.01 * run.seed)
-    first = place(study.points[0].run)
-    for lost in (
+    first = setting_of(study.points[0].run)
+    assert any("HYLA" in verdict.claim for verdict in FIGURES[figure].draw(study).verdicts)
+    for failed in (
         lambda run: HYLA.row_of(run) == "hyla",
-        lambda run: place(run) == first,
-        lambda run: place(run) == first and HYLA.row_of(run) == "hyla",
+        lambda run: setting_of(run) == first,
+        lambda run: setting_of(run) == first and HYLA.row_of(run) == "hyla",
     ):
-        found = FIGURES[figure].draw(without(study, lost))
-        assert found.rows
-        assert not [verdict for verdict in found.verdicts if "HYLA" in verdict.claim]
-        assert figure != "fig-4a" or "gaussian process: 0.300 ± 0.000" in found.notes
-    found = FIGURES[figure].draw(without(study, lambda run: HYLA.row_of(run) == "linear"))
-    assert any("gaps between the models" in verdict.claim for verdict in found.verdicts) == (figure == "fig-a3")
+        drawn = FIGURES[figure].draw(without(study, failed))
+        assert drawn.rows
+        assert not [verdict for verdict in drawn.verdicts if "HYLA" in verdict.claim]
+        assert figure != "fig-4a" or "gaussian process: 0.300 ± 0.000" in drawn.notes
+    drawn = FIGURES[figure].draw(without(study, lambda run: HYLA.row_of(run) == "linear"))
+    assert any("gaps between the models" in verdict.claim for verdict in drawn.verdicts) == (figure == "fig-a3")
 
 
-def place(run):
+def setting_of(run):
     return run.task.length, run.task.held_out, run.train.steps, run.model.dim

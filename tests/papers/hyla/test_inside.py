@@ -19,11 +19,11 @@ SPREAD = (-0.01, 0.01, 0.0, -0.005, 0.005)
 
 def swapped(lead, seeds=5):
     """R² against the donor's function is `lead` higher with its code than with a third sequence's."""
-    wide = {seed: 0.1 * seed for seed in range(1, seeds + 1)}
-    codes = {("other", "donor"): wide, ("donor", "own"): wide, ("own", "own"): wide}
-    codes["donor", "donor"] = {seed: value + lead + SPREAD[seed - 1] for seed, value in wide.items()}
-    both = {(model, *key): by_seed for model in ("hyla", "softmax") for key, by_seed in codes.items()}
-    return pandas.DataFrame(both)
+    by_seed = {seed: 0.1 * seed for seed in range(1, seeds + 1)}
+    scores = {("other", "donor"): by_seed, ("donor", "own"): by_seed, ("own", "own"): by_seed}
+    scores["donor", "donor"] = {seed: value + lead + SPREAD[seed - 1] for seed, value in by_seed.items()}
+    columns = {(model, *codes): values for model in ("hyla", "softmax") for codes, values in scores.items()}
+    return pandas.DataFrame(columns)
 
 
 @pytest.mark.parametrize(("lead", "seeds", "outcome"), [(0.1, 5, YES), (-0.1, 5, NO), (0.1, 4, UNDECIDED)])
@@ -42,15 +42,15 @@ def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeyp
     for row in ("hyla", "softmax", "linear"):
         name = f"{row}-1"
         task = FuzzyLogic(variables=3, terms=2, length=8, split_seed=1)
-        whole = RECIPES[f"fuzzy-{row}"]()
-        model = replace(whole.model, inputs=task.ends[0], outputs=task.ends[1], max_length=task.length, dim=16)
+        recipe = RECIPES[f"fuzzy-{row}"]()
+        model = replace(recipe.model, inputs=task.ends[0], outputs=task.ends[1], max_length=task.length, dim=16)
         train = Train(steps=2, batch_size=8, evaluate=("validation", "compositional"), eval_batches=1)
-        one = replace(whole, name=name, task=task, model=model, train=train, seed=1, folder=str(tmp_path / name))
-        results.append(run(one, progress=False))
-        runs.append(replace(one, folder=None))
-    sixth = [(replace(run, name="hyla-6", seed=6), result) for run, result in zip(runs[:1], results[:1], strict=True)]
-    both = zip(*[*zip(runs, results, strict=True), *sixth], strict=True)
-    study = Study.of("inside", LONG, "smoke", tmp_path / "page", *map(list, both))
+        tiny_run = replace(recipe, name=name, task=task, model=model, train=train, seed=1, folder=str(tmp_path / name))
+        results.append(run(tiny_run, progress=False))
+        runs.append(replace(tiny_run, folder=None))
+    runs.append(replace(runs[0], name="hyla-6", seed=6))
+    results.append(results[0])
+    study = Study.of("inside", LONG, "smoke", tmp_path / "page", runs, results)
     outcome = inside.draw(study)
     assert outcome.head == ("subject", "score", "HYLA", "Softmax", "Linear")
     assert len(outcome.rows) == 2 * len(inside.CODES) + 2 * 3

@@ -22,15 +22,15 @@ KNOWN, UNSEEN = (0.70, 0.86, 0.94), (0.50, 0.60, 0.80)
 
 
 @pytest.mark.parametrize(
-    ("skill", "wanted"),
+    ("skill", "expected"),
     # .80 is 10 of 16 hundredths on the way from the first to the second; .90 half-way from the second to the third
     [(0.80, 0.50 + 0.10 * 10 / 16), (0.90, 0.70), (0.86, 0.60), (0.94, 0.80), (0.95, None), (0.70, None), (0.6, None)],
 )
-def test_equal_skill_lies_between_the_first_score_that_reaches_it_and_the_one_before(skill, wanted):
+def test_equal_skill_lies_between_the_first_score_that_reaches_it_and_the_one_before(skill, expected):
     known, unseen = dict(zip(STEPS, KNOWN, strict=True)), dict(zip(STEPS, UNSEEN, strict=True))
     later = {10_000: 0.1}  # falls behind again, and does not count
-    found = long.at_skill(known | later, unseen | later, skill)
-    assert found == (None if wanted is None else pytest.approx(wanted))
+    actual = long.at_skill(known | later, unseen | later, skill)
+    assert actual == (None if expected is None else pytest.approx(expected))
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +39,19 @@ def pages(tmp_path_factory):
 
     Baselines, which take minutes, are the committed ones.
     """
-    folder, found = tmp_path_factory.mktemp("pages"), {}
+    folder = tmp_path_factory.mktemp("pages")
+    by_page = {}
     trainings = loaded("benchmarks", "long_trainings.py")
     with pytest.MonkeyPatch.context() as patch:
         for name in ("long", "parts", "settings", "length", "sraven"):
-            place, drawn = "sraven" if name == "sraven" else f"fuzzy/{name}", []
-            kept = json.loads((RESULTS / place / "results.json").read_text())
+            subfolder = "sraven" if name == "sraven" else f"fuzzy/{name}"
+            drawn = []
+            committed = json.loads((RESULTS / subfolder / "results.json").read_text())
 
-            def baselines_of(point, kept=kept):
-                names = long.RAVEN_BASELINES if isinstance(point.run.task, Sraven) else long.BASELINES
-                return {one: kept["numbers"][names[one]]["unseen"][str(point.run.seed)] for one in names}
+            def baselines_of(point, committed=committed):
+                labels = long.RAVEN_BASELINES if isinstance(point.run.task, Sraven) else long.BASELINES
+                numbers, seed = committed["numbers"], str(point.run.seed)
+                return {baseline: numbers[label]["unseen"][seed] for baseline, label in labels.items()}
 
             patch.setattr(long, "baselines_of", baselines_of)
             for kind in ("lines", "results"):
@@ -56,30 +59,30 @@ def pages(tmp_path_factory):
             patch.setattr(figures, "save", lambda figure, path: None)
             patch.setattr(page, "figure_as_svg", lambda figure, caption, name: caption)
             trainings.draw(argparse.Namespace(folders=[], into=folder, pages=[name]))
-            found[name] = kept, json.loads((folder / place / "results.json").read_text()), drawn
-    return found
+            by_page[name] = committed, json.loads((folder / subfolder / "results.json").read_text()), drawn
+    return by_page
 
 
 @pytest.mark.parametrize("name", ["long", "parts", "settings", "length", "sraven"])
 def test_committed_pages_follow_from_the_committed_runs(name, pages):
     """Scores, tests with their corrected p-values, and the table.  A run with another digest would be left out."""
-    kept, again, _ = pages[name]
-    assert list(map(facts_of, again["verdicts"])) == list(map(facts_of, kept["verdicts"]))
+    committed, redrawn, _ = pages[name]
+    assert list(map(facts_of, redrawn["verdicts"])) == list(map(facts_of, committed["verdicts"]))
     for field in ("rows", "numbers", "notes", "pictures"):
-        assert again[field] == kept[field], field
-    assert [run["digest"] for run in again["runs"]] == [run["digest"] for run in kept["runs"]]
+        assert redrawn[field] == committed[field], field
+    assert [run["digest"] for run in redrawn["runs"]] == [run["digest"] for run in committed["runs"]]
 
 
 def test_pictures_have_courses_equal_skill_baselines_and_the_papers_scores(pages):
     """Seed 6 stands beside the tests and seed 0 chose the rates: they are in the tables alone."""
-    kept, _, ((courses, _), (scores, options)) = pages["long"]
+    committed, _, ((courses, _), (scores, options)) = pages["long"]
     (_, course, levels), (_, skill, same) = courses
     assert list(course) == ["HYLA", "Softmax", "Linear"]
     assert {len(values) for values in course["HYLA"].values()} == {5}
     assert list(map(len, skill["HYLA"].values())) == [5, 5, 5, 4]  # one run never came to 0.94
     assert levels == same == options["baselines"]
     assert list(levels) == list(long.BASELINES.values())
-    assert scores["HYLA"] == [kept["numbers"]["HYLA"]["unseen"][str(seed)] for seed in long.SEEDS]
+    assert scores["HYLA"] == [committed["numbers"]["HYLA"]["unseen"][str(seed)] for seed in long.SEEDS]
     assert options["printed"]["HYLA"] == pytest.approx((0.811, 0.078, 3), abs=5e-4)
     (_, course, levels), _ = pages["sraven"][2][0][0]
     assert {len(values) for values in course["HYLA"].values()} == {3}  # of seeds 0 to 3
@@ -87,8 +90,8 @@ def test_pictures_have_courses_equal_skill_baselines_and_the_papers_scores(pages
 
 
 def test_models_without_a_common_seed_of_the_protocol_are_not_compared():
-    found = {("unseen", "hyla"): {0: 0.9, 1: 0.9, 6: 0.9}, ("unseen", "linear"): {0: 0.1, 2: 0.1, 6: 0.1}}
-    assert long.verdicts(pandas.DataFrame(found), long.TESTS) == ()
+    scores = {("unseen", "hyla"): {0: 0.9, 1: 0.9, 6: 0.9}, ("unseen", "linear"): {0: 0.1, 2: 0.1, 6: 0.1}}
+    assert long.verdicts(pandas.DataFrame(scores), long.TESTS) == ()
 
 
 @pytest.mark.parametrize(
@@ -96,17 +99,17 @@ def test_models_without_a_common_seed_of_the_protocol_are_not_compared():
 )
 def test_baselines_are_of_the_sequences_on_which_a_run_was_scored(task, weak, monkeypatch):
     batches = []
-    plain = type(task).batch
+    draw_batch = type(task).batch
 
-    def watched(task, split, size, *, seed, step, **options):
+    def recorded(task, split, size, *, seed, step, **options):
         batches.append((split, size, seed, step))
-        return plain(task, split, size, seed=seed, step=step, **options)
+        return draw_batch(task, split, size, seed=seed, step=step, **options)
 
-    monkeypatch.setattr(type(task), "batch", watched)
+    monkeypatch.setattr(type(task), "batch", recorded)
     run = RECIPES["fuzzy-hyla"]()
     run = replace(run, task=task, seed=1, train=replace(run.train, batch_size=8, eval_batches=2))
-    found = long.baselines_of(FinishedRun(run, None))
-    assert found[weak] < found["ceiling"]
+    baselines = long.baselines_of(FinishedRun(run, None))
+    assert baselines[weak] < baselines["ceiling"]
     if isinstance(task, FuzzyLogic):
         assert [batch for batch in batches if batch[0] == "compositional"] == [
             ("compositional", 8, 1, step) for step in (0, 1)

@@ -49,12 +49,12 @@ def planted(run, folder, end, text="a"):
 def study_of(tmp_path):
     """The study of a figure at scale smoke; a run ends at `end(run)`."""
 
-    def study_of(figure, end, text=lambda run: "a", seeds=(0, 1)):
+    def make(figure, end, text=lambda run: "a", seeds=(0, 1)):
         runs = [run for run in STUDIES[figure]("smoke") if run.seed in seeds]
-        done = [planted(run, tmp_path, end(run), text(run)) for run in runs]
-        return Study.of(figure, FIGURES[figure].paper, "smoke", tmp_path, runs, done)
+        results = [planted(run, tmp_path, end(run), text(run)) for run in runs]
+        return Study.of(figure, FIGURES[figure].paper, "smoke", tmp_path, runs, results)
 
-    return study_of
+    return make
 
 
 @pytest.fixture
@@ -86,15 +86,15 @@ def test_lower_is_better(figure, end, outcomes, drawn):
 
 
 def test_the_table_has_a_row_for_each_kind_of_heads_and_courses_are_over_tokens(drawn, monkeypatch):
-    asked = []
-    monkeypatch.setattr(kinds.figures, "lines", lambda panels, **_: asked.append(panels))
-    found = drawn("lm-bytes", by_row(dual=1.8))
+    drawn_panels = []
+    monkeypatch.setattr(kinds.figures, "lines", lambda panels, **_: drawn_panels.append(panels))
+    outcome = drawn("lm-bytes", by_row(dual=1.8))
     labels = ["Softmax", "HYLA", "Dual attention", "Softmax + HYLA + relational", "Linear"]
-    assert [row[0] for row in found.rows] == labels
-    assert found.rows[2][1].startswith("1.801")
-    assert found.rows[2][-3:] == ("10", "0.00", "2.0")
-    assert any("zlib 1.810" in note for note in found.notes)
-    ((_, series, levels),) = asked[0]
+    assert [row[0] for row in outcome.rows] == labels
+    assert outcome.rows[2][1].startswith("1.801")
+    assert outcome.rows[2][-3:] == ("10", "0.00", "2.0")
+    assert any("zlib 1.810" in note for note in outcome.notes)
+    ((_, series, levels),) = drawn_panels[0]
     tokens = [step * 4 * 16 / 1e6 for step in (1, 2, 3, 4)]
     assert list(series["Dual attention"]) == pytest.approx(tokens)
     assert series["Dual attention"][tokens[3]] == pytest.approx([1.8, 1.8018])
@@ -114,9 +114,9 @@ def test_a_single_run_has_the_error_of_its_sequences(study_of):
     study = study_of("lm-bytes", lambda run: 1.8, seeds=(0,))
     end = kinds.ending(study.cells("model")["softmax"])
     assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
-    found = FIGURES["lm-bytes"].draw(study)
-    assert {verdict.outcome for verdict in found.verdicts} == {UNDECIDED}
-    assert found.pictures[0].caption.endswith("in the course of training; one seed.")
+    outcome = FIGURES["lm-bytes"].draw(study)
+    assert {verdict.outcome for verdict in outcome.verdicts} == {UNDECIDED}
+    assert outcome.pictures[0].caption.endswith("in the course of training; one seed.")
 
 
 def test_all_seeds_and_models_are_scored_on_one_text(study_of, monkeypatch):
@@ -125,9 +125,9 @@ def test_all_seeds_and_models_are_scored_on_one_text(study_of, monkeypatch):
     cells = study_of("fig-6", lambda run: 2.0 + 0.1 * run.seed * (LANGUAGE.row_of(run) == "hyla")).cells("model")
     softmax, hyla = (cells[name].score("iid") for name in ("softmax", "hyla"))
     assert (softmax.mean, softmax.error) == (2.0, pytest.approx(0.01))  # not 0.01 / sqrt(2)
-    assert [one.error for one in (hyla, constant(2.2) - hyla)] == pytest.approx([math.hypot(0.05, 0.01)] * 2)
-    found = hyla - softmax
-    assert (found.error, found.freedom) == (pytest.approx(0.05), 1.0)
+    assert [estimate.error for estimate in (hyla, constant(2.2) - hyla)] == pytest.approx([math.hypot(0.05, 0.01)] * 2)
+    difference = hyla - softmax
+    assert (difference.error, difference.freedom) == (pytest.approx(0.05), 1.0)
     wider = Estimate.of(hyla.values, 0.03, finite=True, test=hyla.test) - softmax
     assert wider.error == pytest.approx(math.hypot(0.05, 0.02))
     assert (hyla - cells["softmax"].score("validation")).error == pytest.approx(math.hypot(0.05, 0.01, 0.01))
@@ -136,13 +136,13 @@ def test_all_seeds_and_models_are_scored_on_one_text(study_of, monkeypatch):
 def test_tokens_to_a_perplexity(drawn, monkeypatch):
     """Bits fall by one with each doubling of tokens: 0.1 bits less at the end is the same with 6.7 % fewer tokens."""
     monkeypatch.setitem(tokens.LEVELS, "smoke", (16.0, 8.0))
-    found = drawn("dual-lm", by_row(dual=2.4, softmax=2.5))
-    assert [verdict.outcome for verdict in found.verdicts] == [YES, YES]
-    assert "that both reach, 6.7% fewer" in str(found.verdicts[0])
-    whole = tokens.update_tokens(STUDIES["dual-lm"]("smoke")[0]) * 4 / 1e6  # of four steps
-    row = next(row for row in found.rows if row[:2] == ("16", "Softmax"))
-    assert float(row[3]) == pytest.approx(whole * 2 ** (2.5 - 3), rel=0.02)
-    assert any("16.94" in note for note in found.notes)
+    outcome = drawn("dual-lm", by_row(dual=2.4, softmax=2.5))
+    assert [verdict.outcome for verdict in outcome.verdicts] == [YES, YES]
+    assert "that both reach, 6.7% fewer" in str(outcome.verdicts[0])
+    tokens_of_run = tokens.update_tokens(STUDIES["dual-lm"]("smoke")[0]) * 4 / 1e6  # of four steps
+    row = next(row for row in outcome.rows if row[:2] == ("16", "Softmax"))
+    assert float(row[3]) == pytest.approx(tokens_of_run * 2 ** (2.5 - 3), rel=0.02)
+    assert any("16.94" in note for note in outcome.notes)
     worse = drawn("dual-lm", by_row(dual=2.5, softmax=2.4))
     assert [verdict.outcome for verdict in worse.verdicts] == [NO, NO]
     never = drawn("dual-lm", by_row(dual=5.0, softmax=2.5))
@@ -153,24 +153,25 @@ def test_tokens_to_a_perplexity(drawn, monkeypatch):
 
 def test_results_keep_their_text(study_of, tmp_path, monkeypatch):
     """Drawn from results.json: the same claims, and baselines only of the text that the runs read."""
-    study, known = study_of("lm-bytes", by_row(hyla=1.9, dual=1.8, linear=2.1)), FIGURES["lm-bytes"]
-    about = described(known.title, study, known.draw(study))
-    assert {row["fingerprint"] for row in about["runs"]} == {"a"}
-    place = tmp_path / "kept"
-    place.mkdir()
+    study = study_of("lm-bytes", by_row(hyla=1.9, dual=1.8, linear=2.1))
+    figure = FIGURES["lm-bytes"]
+    content = described(figure.title, study, figure.draw(study))
+    assert {row["fingerprint"] for row in content["runs"]} == {"a"}
+    folder = tmp_path / "kept"
+    folder.mkdir()
 
-    def again():
-        (place / "results.json").write_text(json.dumps(about))
-        return redraw(place, tmp_path / "new")[1]
+    def redrawn():
+        (folder / "results.json").write_text(json.dumps(content))
+        return redraw(folder, tmp_path / "new")[1]
 
-    assert list(again().notes) == about["notes"]
+    assert list(redrawn().notes) == content["notes"]
     monkeypatch.setattr(Text, "fingerprint", lambda task: "b")
-    found = again()
-    assert len(found.verdicts) == 3
-    assert not any("zlib" in note for note in found.notes)
-    assert "The text on this machine is not that of the runs: there are no baselines." in found.notes
-    for row in about["runs"]:
+    outcome = redrawn()
+    assert len(outcome.verdicts) == 3
+    assert not any("zlib" in note for note in outcome.notes)
+    assert "The text on this machine is not that of the runs: there are no baselines." in outcome.notes
+    for row in content["runs"]:
         del row["fingerprint"]  # as in results of older versions
-    found = again()
-    assert found.verdicts == ()
-    assert "its fingerprint was not kept" in found.notes[0]
+    outcome = redrawn()
+    assert outcome.verdicts == ()
+    assert "its fingerprint was not kept" in outcome.notes[0]
