@@ -70,7 +70,7 @@ def generator(seed=5):
     return torch.Generator().manual_seed(seed)
 
 
-def forget():
+def clear_caches():
     """As in a new process."""
     for name, module in list(sys.modules.items()):
         if name.startswith("polyhead.tasks."):
@@ -89,7 +89,7 @@ def test_a_batch_is_a_function_of_seed_split_and_step(task):
         first = task.batch(split, 16, seed=0, step=3)
         task.sample(split, 4, generator())
         task.batch("train", 5, seed=1, step=0)
-        forget()
+        clear_caches()
         assert same(first, task.batch(split, 16, seed=0, step=3))
         seed, step = task.batch(split, 16, seed=1, step=3), task.batch(split, 16, seed=0, step=4)
         assert sequences(first) != sequences(step)
@@ -106,27 +106,27 @@ def test_no_sequence_is_in_two_splits_even_from_generators_in_one_state(task):
 
 
 def test_a_generator_moves_on_and_repeats(task):
-    source = generator()
-    draws = [task.sample("train", 16, source) for _ in range(3)]
+    rng = generator()
+    draws = [task.sample("train", 16, rng) for _ in range(3)]
     for a, b in itertools.combinations(draws, 2):
         assert sequences(a) != sequences(b)
         assert differ(a, b)
-    source = generator()
-    assert all(same(draw, task.sample("train", 16, source)) for draw in draws)
+    rng = generator()
+    assert all(same(draw, task.sample("train", 16, rng)) for draw in draws)
 
 
 def test_draws_ignore_and_spare_the_global_generator_and_dtype(task):
-    def drawn(seed):
+    def draw(seed):
         torch.manual_seed(seed)
-        forget()
-        source, state = generator(), torch.get_rng_state()
-        draws = [task.sample(task.splits[-1], 4, source) for _ in range(2)]
+        clear_caches()
+        rng, state = generator(), torch.get_rng_state()
+        draws = [task.sample(task.splits[-1], 4, rng) for _ in range(2)]
         assert torch.equal(state, torch.get_rng_state())
         return draws
 
-    first = drawn(1)
+    first = draw(1)
     torch.set_default_dtype(torch.float64)
-    assert all(map(same, first, drawn(2)))
+    assert all(map(same, first, draw(2)))
 
 
 # --------------------------------------------------------------------------------------------------------------- scores
@@ -151,8 +151,8 @@ def test_outputs_that_are_no_numbers_are_never_right(task):
     """For `argmax` NaN is the largest: the answer was class 0, or the first one with NaN, here the right one."""
     batch = task.batch("iid" if "iid" in task.splits else "validation", 8, seed=0, step=0)
     outputs = perfect(task, batch).float()
-    right = outputs == outputs.amax(dim=-1, keepdim=True)
-    for broken in (outputs * math.nan, outputs.masked_fill(right, math.nan)):
+    correct = outputs == outputs.amax(dim=-1, keepdim=True)
+    for broken in (outputs * math.nan, outputs.masked_fill(correct, math.nan)):
         scores = task.metrics(broken, batch)
         assert not any((scores[name] > 0).any() for name in scores if name not in ("mse", "bits_per_byte"))
 
@@ -182,11 +182,11 @@ def test_outputs_of_another_shape_are_an_error_and_not_a_broadcast(task):
     if task.name == "text":
         return  # it also takes logits that are never made
     batch = task.batch("train", 4, seed=0, step=0)
-    right = perfect(task, batch)
+    outputs = perfect(task, batch)
     message = rf"^{type(task).__name__}: outputs must (be logits|have the targets' shape) \(.*\) but have \([^\n]*\)$"
-    for score, wrong in itertools.product((task.loss, task.metrics), (right[:1], right[..., :-1])):
+    for score, misshapen in itertools.product((task.loss, task.metrics), (outputs[:1], outputs[..., :-1])):
         with pytest.raises(ValueError, match=message):
-            score(wrong.float(), batch)
+            score(misshapen.float(), batch)
 
 
 def test_baselines_repeat_and_ignore_the_default_dtype(task):

@@ -28,13 +28,13 @@ MULTISETS = [
 ]
 
 
-def check(task, combinations_of, every):
-    """`every` combination is in training or held out, as many as asked, and training has all of their parts."""
+def check(task, combinations_of, expected):
+    """The `expected` combinations are in training or, as many as asked, held out; training has all of their parts."""
     by_split = {split: list(map(tuple, combinations_of(split).tolist())) for split in task.splits}
     assert by_split["validation"] == by_split["iid"] == by_split["train"]
-    assert sorted(by_split["train"] + by_split["compositional"]) == every
-    assert len(by_split["compositional"]) == math.floor(task.held_out * len(every) + 1e-9)
-    assert set(itertools.chain(*by_split["train"])) == set(itertools.chain(*every))
+    assert sorted(by_split["train"] + by_split["compositional"]) == expected
+    assert len(by_split["compositional"]) == math.floor(task.held_out * len(expected) + 1e-9)
+    assert set(itertools.chain(*by_split["train"])) == set(itertools.chain(*expected))
     assert combinations_of("train").dtype == torch.int64
     return by_split
 

@@ -13,34 +13,35 @@ from polyhead.tasks import Images
 from polyhead.tasks.images import data as images_data
 from polyhead.tasks.images.task import moved, walk
 
-STILL = Images(shift=0)
+UNSHIFTED = Images(shift=0)
 
 
 # ------------------------------------------------------------------------------------------------------------- digits
 def test_digits_are_those_of_scikit_learn_with_their_labels():
-    known = load_digits()
-    for split in STILL.splits:
-        batch = STILL.batch(split, 150, seed=0, step=0)
+    digits = load_digits()
+    for split in UNSHIFTED.splits:
+        batch = UNSHIFTED.batch(split, 150, seed=0, step=0)
         number = batch.latents["image"].numpy()
-        expected = torch.from_numpy(known.images[number]).float()[:, None] / 8 - 1
+        expected = torch.from_numpy(digits.images[number]).float()[:, None] / 8 - 1
         torch.testing.assert_close(batch.inputs, expected)
-        assert batch.targets[:, 0].tolist() == known.target[number].tolist() == batch.latents["label"].tolist()
+        assert batch.targets[:, 0].tolist() == digits.target[number].tolist() == batch.latents["label"].tolist()
         assert batch.targets.shape == batch.scored.shape == (150, 1)
         assert batch.scored.all()
         assert batch.mask is None
-    assert STILL.ends == (config.Patches((1, 8, 8), (2, 2)), config.Classes(10))
+    assert UNSHIFTED.ends == (config.Patches((1, 8, 8), (2, 2)), config.Classes(10))
 
 
-def shown(task, split, size):
+def image_numbers(task, split, size):
     return task.batch(split, size, seed=0, step=0).latents["image"].tolist()
 
 
 def test_splits_share_no_image_and_lose_none():
-    by_split = {split: shown(STILL, split, n) for split, n in {"train": 1259, "validation": 179, "iid": 359}.items()}
+    sizes = {"train": 1259, "validation": 179, "iid": 359}
+    by_split = {split: image_numbers(UNSHIFTED, split, size) for split, size in sizes.items()}
     assert sorted(itertools.chain(*by_split.values())) == list(range(1797))
-    sampled = STILL.sample("iid", 500, torch.Generator().manual_seed(0)).latents["image"].tolist()
+    sampled = UNSHIFTED.sample("iid", 500, torch.Generator().manual_seed(0)).latents["image"].tolist()
     assert set(sampled) <= set(by_split["iid"])
-    assert not STILL.shared("iid")
+    assert not UNSHIFTED.shared("iid")
 
 
 def test_a_walk_shows_each_image_once_before_any_again():
@@ -48,8 +49,8 @@ def test_a_walk_shows_each_image_once_before_any_again():
         return walk(10, first, count, seed=seed, name=name).tolist()
 
     rows = [row for step in range(10) for row in walked(4 * step, 4)]
-    for turn in range(4):
-        assert sorted(rows[10 * turn : 10 * turn + 10]) == list(range(10))
+    for epoch in range(4):
+        assert sorted(rows[10 * epoch : 10 * epoch + 10]) == list(range(10))
     assert rows[:10] != rows[10:20]
     assert walked(15, 25) == rows[15:]
     assert walked(0, 10, seed=1) != rows[:10]
@@ -57,12 +58,12 @@ def test_a_walk_shows_each_image_once_before_any_again():
 
 
 def test_batches_of_a_held_out_split_end_with_it():
-    parts = [STILL.batch("iid", 64, seed=0, step=step).latents["image"] for step in range(12)]
+    parts = [UNSHIFTED.batch("iid", 64, seed=0, step=step).latents["image"] for step in range(12)]
     assert [len(part) for part in parts] == [64, 64, 64, 64, 64, 39] * 2
-    for turn in (parts[:6], parts[6:]):
-        assert len(set(torch.cat(turn).tolist())) == 359
-    assert len(STILL.batch("iid", 500, seed=0, step=3).inputs) == 359
-    assert [len(STILL.batch("train", 1000, seed=0, step=step).inputs) for step in range(3)] == [1000] * 3
+    for epoch in (parts[:6], parts[6:]):
+        assert len(set(torch.cat(epoch).tolist())) == 359
+    assert len(UNSHIFTED.batch("iid", 500, seed=0, step=3).inputs) == 359
+    assert [len(UNSHIFTED.batch("train", 1000, seed=0, step=step).inputs) for step in range(3)] == [1000] * 3
 
 
 # ------------------------------------------------------------------------------------------------------- augmentation
@@ -87,10 +88,10 @@ def movements(image, original, limit, flips=(False,)):
     ("task", "shift", "flips"), [(Images(), 1, (False,)), (Images(shift=2, flip=True), 2, (False, True))]
 )
 def test_training_moves_by_up_to_shift_and_mirrors_half_and_nothing_else_moves(task, shift, flips):
-    known, _ = images_data.digits()
+    digits, _ = images_data.digits()
     batch = task.batch("train", 400, seed=0, step=0)
-    pixels, plain = in_bytes(batch, 16), known[batch.latents["image"]]
-    matches = [movements(*pair, shift + 1, flips) for pair in zip(pixels, plain, strict=True)]
+    pixels, originals = in_bytes(batch, 16), digits[batch.latents["image"]]
+    matches = [movements(*pair, shift + 1, flips) for pair in zip(pixels, originals, strict=True)]
     assert all(matches)
     unambiguous = [match[0] for match in matches if len(match) == 1]
     assert {match[:2] for match in unambiguous} == {
@@ -99,7 +100,7 @@ def test_training_moves_by_up_to_shift_and_mirrors_half_and_nothing_else_moves(t
     assert abs(sum(match[2] for match in unambiguous) / len(unambiguous) - (len(flips) - 1) / 2) < 0.15
     for split in ("validation", "iid"):
         batch = task.batch(split, 100, seed=0, step=0)
-        assert torch.equal(in_bytes(batch, 16), known[batch.latents["image"]])
+        assert torch.equal(in_bytes(batch, 16), digits[batch.latents["image"]])
 
 
 # -------------------------------------------------------------------------------------------------------------- CIFAR
@@ -125,12 +126,12 @@ def test_cifar_is_read_from_its_binary_version(tmp_path, data):
     for folder in (tmp_path, inner):
         task = Images(data, folder=str(folder), shift=0, flip=False)
         assert task.ends == (config.Patches((3, 32, 32), (4, 4)), config.Classes(10 if data == "cifar10" else 100))
-        assert sorted(shown(task, "iid", 30)) == list(range(30))
-        rows = shown(task, "train", 27 * files) + shown(task, "validation", 3 * files)
+        assert sorted(image_numbers(task, "iid", 30)) == list(range(30))
+        rows = image_numbers(task, "train", 27 * files) + image_numbers(task, "validation", 3 * files)
         assert sorted(rows) == list(range(30 * files))
         other = Images(data, folder=str(folder), split_seed=1)
         for split, size in (("iid", 30), ("validation", 3 * files)):
-            same = sorted(shown(task, split, size)) == sorted(shown(other, split, size))
+            same = sorted(image_numbers(task, split, size)) == sorted(image_numbers(other, split, size))
             assert task.shared(split) == same == (split == "iid")
         for split in task.splits:
             batch = task.batch(split, 27, seed=0, step=0)

@@ -56,9 +56,9 @@ def test_splits_share_no_sequence_and_training_is_a_set_of_so_many():
 def test_novel_vectors_are_off_by_noise():
     task = ObjectSorting(noise=0.5)
     batch = task.batch("novel", 400, seed=0, step=0)
-    off = batch.source - task.vectors()[batch.latents["objects"]]
-    assert abs(off.std() - 0.5) < 0.01
-    assert abs(off.mean()) < 0.01
+    noise = batch.source - task.vectors()[batch.latents["objects"]]
+    assert abs(noise.std() - 0.5) < 0.01
+    assert abs(noise.mean()) < 0.01
     assert torch.equal(batch.targets, ranks(batch.latents["objects"]))
     clean = ObjectSorting(noise=0.0).batch("novel", 5, seed=0, step=0)
     torch.testing.assert_close(clean.source, task.vectors()[clean.latents["objects"]], rtol=0, atol=0)
@@ -71,9 +71,9 @@ def pairs(task, split):
 
 def test_pairs_are_dealt_once():
     task = PairwiseOrder(10)
-    every = [pair for name in SPLITS for pair in pairs(task, name)]
-    assert len(every) == 90
-    assert set(every) == set(itertools.permutations(range(10), 2))
+    all_pairs = [pair for name in SPLITS for pair in pairs(task, name)]
+    assert len(all_pairs) == 90
+    assert set(all_pairs) == set(itertools.permutations(range(10), 2))
 
 
 @pytest.mark.parametrize("split", SPLITS)
@@ -83,8 +83,8 @@ def test_labels_follow_from_the_vectors(split):
     assert batch.inputs.shape == (200, 2, 3)
     assert batch.targets.shape == batch.scored.shape == (200, 1)
     vectors, drawn = task.vectors(), set()
-    for both, label in zip(batch.inputs, batch.targets[:, 0].tolist(), strict=True):
-        i, j = (int((vectors == vector).all(dim=1).nonzero()) for vector in both)
+    for pair, label in zip(batch.inputs, batch.targets[:, 0].tolist(), strict=True):
+        i, j = (int((vectors == vector).all(dim=1).nonzero()) for vector in pair)
         assert label == (i < j)
         drawn.add((i, j))
     assert drawn <= set(pairs(task, split))
@@ -92,7 +92,7 @@ def test_labels_follow_from_the_vectors(split):
 
 
 # ------------------------------------------------------------------------------------------------------------------ SET
-def by_hand(cards):
+def is_set_by_hand(cards):
     return all(len({card[i] for card in cards}) in (1, 3) for i in range(4))
 
 
@@ -101,18 +101,18 @@ def test_sets_are_those_of_the_game():
     are_sets = is_set(torch.tensor(CARDS)[triples])
     assert (len(are_sets), int(are_sets.sum())) == (85320, 1080)
     for row in range(0, 85320, 37):
-        assert are_sets[row].item() == by_hand([CARDS[i] for i in triples[row]])
+        assert are_sets[row].item() == is_set_by_hand([CARDS[i] for i in triples[row]])
 
 
 def test_no_triple_is_in_two_splits_and_half_are_sets():
     task = SetCards()
-    every = Counter()
+    occurrences = Counter()
     for split, size in zip(SPLITS, (1080, 324, 756), strict=True):
         triples = task.triples(split).tolist()
         assert len(triples) == size
-        every.update(frozenset(triple) for triple in triples)
-        assert [by_hand([CARDS[i] for i in triple]) for triple in triples] == [False, True] * (size // 2)
-    assert len(every) == sum(every.values()) == 2160
+        occurrences.update(frozenset(triple) for triple in triples)
+        assert [is_set_by_hand([CARDS[i] for i in triple]) for triple in triples] == [False, True] * (size // 2)
+    assert len(occurrences) == sum(occurrences.values()) == 2160
     assert {card for triple in task.triples("train").tolist() for card in triple} == set(range(81))
     assert torch.equal(SetCards(examples=25).triples("train"), task.triples("train")[:25])
 
@@ -127,7 +127,7 @@ def test_a_batch_shows_cards_of_its_split_in_any_order(split):
         assert (inputs.unflatten(1, (4, 3)).sum(dim=-1) == 1).all()
         cards = [tuple(card) for card in inputs.unflatten(1, (4, 3)).argmax(dim=-1).tolist()]
         assert frozenset(cards) in allowed
-        assert label == by_hand(cards)
+        assert label == is_set_by_hand(cards)
         assert agree.tolist() == [len({card[i] for card in cards}) != 2 for i in range(4)]
         orders.add(tuple(sorted(range(3), key=cards.__getitem__)))
     assert orders == set(itertools.permutations(range(3)))
@@ -138,21 +138,21 @@ def test_a_batch_shows_cards_of_its_split_in_any_order(split):
 @pytest.mark.parametrize("examples", [None, 40])
 def test_baselines_of_pairwise_order(examples):
     task = PairwiseOrder(examples=examples, split_seed=2)
-    met = {tuple(pair) for pair in task.pairs_of("train").tolist()}
+    trained = {tuple(pair) for pair in task.pairs_of("train").tolist()}
     unseen = task.pairs_of("compositional").tolist()
-    reverse = sum((b, a) in met for a, b in unseen) / len(unseen)
+    reverse = sum((b, a) in trained for a, b in unseen) / len(unseen)
     assert reverse > 0
     scores = task.baselines("compositional")
     assert list(scores) == ["chance", "known_pairs", "known_objects"]
     assert scores["known_pairs"].mean == pytest.approx(0.5 + 0.5 * reverse)
     smaller, appearances = [0] * 64, [0] * 64
-    for pair in met:
+    for pair in trained:
         smaller[min(pair)] += 1
         for item in pair:
             appearances[item] += 1
     share = [(s + 1) / (n + 2) for s, n in zip(smaller, appearances, strict=True)]
-    right = [(share[a] > share[b]) == (a < b) if share[a] != share[b] else 0.5 for a, b in unseen]
-    assert scores["known_objects"].mean == pytest.approx(sum(right) / len(right))
+    correct = [(share[a] > share[b]) == (a < b) if share[a] != share[b] else 0.5 for a, b in unseen]
+    assert scores["known_objects"].mean == pytest.approx(sum(correct) / len(correct))
     assert {score.count for score in scores.values()} == {0}  # all pairs: exact
     assert task.baselines("train")["known_pairs"].mean == 1
 
@@ -165,26 +165,26 @@ def test_baselines_of_sorting(examples, length):
     for row in _pool(task, torch.device("cpu")).tolist():
         for item in row:
             ranks_of.setdefault(item, []).append(sum(other < item for other in row))
-    mean_rank = {item: sum(p) / len(p) for item, p in ranks_of.items()}
-    right = 0.0
+    mean_rank = {item: sum(ranks_of_item) / len(ranks_of_item) for item, ranks_of_item in ranks_of.items()}
+    correct = 0.0
     for row in task.batch("iid", 300, seed=4, step=0).latents["objects"].tolist():
         mean_ranks = [mean_rank.get(item, (length - 1) / 2) for item in sorted(row)]
         ties = math.prod(math.factorial(times) for times in Counter(mean_ranks).values())
-        right += (sorted(mean_ranks) == mean_ranks) / ties
+        correct += (sorted(mean_ranks) == mean_ranks) / ties
     scores = task.baselines("iid", sequences=300, seed=4)
-    assert scores["known_objects"].mean == pytest.approx(right / 300)
+    assert scores["known_objects"].mean == pytest.approx(correct / 300)
     assert scores["chance"].mean == pytest.approx(1 / math.factorial(length))
 
 
 def test_pairs_of_cards_by_hand():
-    met = torch.tensor([[2, 0, 1], [0, 3, 6], [0, 1, 4], [5, 7, 8]])
+    trained = torch.tensor([[2, 0, 1], [0, 3, 6], [0, 1, 4], [5, 7, 8]])
     sets = torch.tensor([1.0, 1.0, 0.0, 0.0])
-    #        met,  one pair,  none, two pairs: no example, met, one pair, met in another order
+    #    trained,  one pair,  none, two pairs: no example, trained, one pair, trained in another order
     queries = torch.tensor([[0, 1, 2], [0, 2, 5], [9, 10, 11], [0, 1, 3], [4, 1, 0], [7, 6, 3], [1, 2, 0]])
     # No pair: two sets (their own left out) against one other.  One pair: the third triple, which is none.
-    assert card_pairs(met, sets, queries).tolist() == [1, 0, 1, 0.5, 0, 0, 1]
+    assert card_pairs(trained, sets, queries).tolist() == [1, 0, 1, 0.5, 0, 0, 1]
     # With one more triple without a known pair the vote of those is even.
-    extended = torch.cat((met, torch.tensor([[12, 13, 15]]))), torch.cat((sets, torch.zeros(1)))
+    extended = torch.cat((trained, torch.tensor([[12, 13, 15]]))), torch.cat((sets, torch.zeros(1)))
     assert card_pairs(*extended, queries).tolist() == [1, 0, 0.5, 0.5, 0, 0, 1]
 
 

@@ -48,10 +48,10 @@ def test_every_baseline_is_scikit_learns(length):
     predictions = from_context(unseen)
     assert list(predictions) == list(ESTIMATORS)
     for name, estimator in ESTIMATORS.items():
-        for tokens, guess in zip(batch.inputs.double().numpy(), predictions[name], strict=True):
+        for tokens, prediction in zip(batch.inputs.double().numpy(), predictions[name], strict=True):
             x, y = tokens[:-1, :-1], tokens[:-1, -1]  # the process has prior mean 0, ours that of the context
             fitted = estimator.fit(x, y - y.mean()).predict(tokens[-1:, :-1])[0] + y.mean()
-            assert guess.item() == pytest.approx(fitted, abs=1e-9)
+            assert prediction.item() == pytest.approx(fitted, abs=1e-9)
     assert list(baselines(task, "novel", sequences=20)) == [*ESTIMATORS, "recall", "mix", "ceiling"]
 
 
@@ -59,7 +59,7 @@ SMALL = FuzzyLogic(variables=3, terms=3, unknown=0.4, length=12, held_out=0.3)
 
 
 @pytest.mark.parametrize("task", [FuzzyLogic(length=6), SMALL])
-def test_both_are_what_loops_and_scikit_learn_say(task, monkeypatch):
+def test_recall_and_mix_are_what_loops_and_scikit_learn_give(task, monkeypatch):
     width, penalty = settings(task)
     monkeypatch.setattr(fuzzy_baselines, "LARGEST", 4 * task.length * len(task.functions("train")))  # four at once
     batch = task.batch("compositional", 6, seed=0, step=0)
@@ -86,32 +86,32 @@ def test_settings_are_chosen_where_a_function_misses_itself():
     known, y, target = values(batch.inputs[..., :-1], rows), batch.inputs[:, :-1, -1].double(), batch.targets[:, -1, 0]
     is_itself = (batch.latents["terms"][:, None] == rows).all(dim=-1)
     for baseline, grid, chosen in zip((recall, mix), (WIDTHS, PENALTIES), settings(task), strict=True):
-        for without, best in ((is_itself, chosen), (None, grid[0])):
-            errors = [(baseline(known, y, value, without) - target).square().mean() for value in grid]
+        for left_out, best in ((is_itself, chosen), (None, grid[0])):
+            errors = [(baseline(known, y, value, left_out) - target).square().mean() for value in grid]
             assert grid[int(torch.stack(errors).argmin())] == best
         assert grid[0] < chosen < grid[-1]  # the grid holds it
 
 
-# ------------------------------------------------------------------------------------------ figures
+# ------------------------------------------------------------------------------------------ ceiling
 
 
 @pytest.mark.parametrize(("variables", "terms", "length"), [(4, 2, 3), (4, 2, 6), (4, 2, 16), (3, 2, 4), (4, 3, 7)])
 def test_the_ceiling_is_the_mean_over_all_functions_that_agree(variables, terms, length):
     task = FuzzyLogic(variables=variables, terms=terms, length=length)
     batch = task.batch("compositional", 40, seed=0, step=0)
-    everything = torch.tensor(list(itertools.combinations(range(2**variables), terms)))
+    all_functions = torch.tensor(list(itertools.combinations(range(2**variables), terms)))
     predictions = ceiling(task, batch)
     for b in range(40):
-        x = batch.inputs[b, :, :-1].expand(len(everything), -1, -1)
-        values = zadeh(x, everything)
-        agree = (values[:, :-1] == batch.targets[b, :-1, 0]).all(dim=1)
-        torch.testing.assert_close(predictions[b], values[agree, -1].double().mean())
+        x = batch.inputs[b, :, :-1].expand(len(all_functions), -1, -1)
+        values = zadeh(x, all_functions)
+        agreeing = (values[:, :-1] == batch.targets[b, :-1, 0]).all(dim=1)
+        torch.testing.assert_close(predictions[b], values[agreeing, -1].double().mean())
 
 
 # ------------------------------------------------------------------------------------------ the surface
 def test_a_score_over_splits_is_uncertain_by_splits_and_by_sequences():
-    over = Score.over([Score(0.6, 0.3, 10), Score(1.0, 0.1, 20)])  # s² = 0.08, mean(e²) = 0.05
-    assert (over.mean, over.standard_error, over.count) == pytest.approx((0.8, 0.2, 30))
+    pooled = Score.over([Score(0.6, 0.3, 10), Score(1.0, 0.1, 20)])  # s² = 0.08, mean(e²) = 0.05
+    assert (pooled.mean, pooled.standard_error, pooled.count) == pytest.approx((0.8, 0.2, 30))
     assert Score.over([Score(0.5, 0.3, 9)] * 4) == Score(0.5, 0.15, 36)  # equal by chance, not sure
     assert Score.over([Score(0.5, 0.3, 9)]) == Score(0.5, 0.3, 9)
 

@@ -81,5 +81,5 @@ def test_a_batch_on_a_gpu():
     assert (batch.inputs == again.inputs).all()
     assert (batch.inputs != other.inputs).any()
     assert (task.metrics(batch.targets, batch)["r2"] == 1).all()
-    here = task.batch("train", 1, seed=0, step=0).inputs[0, :-1, :-1]
-    assert (batch.inputs[:, :-1, :-1].cpu() == here).all()
+    context_on_cpu = task.batch("train", 1, seed=0, step=0).inputs[0, :-1, :-1]
+    assert (batch.inputs[:, :-1, :-1].cpu() == context_on_cpu).all()

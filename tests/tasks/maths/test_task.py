@@ -99,13 +99,14 @@ def test_extrapolation_is_longer_or_larger_than_training_ever_is(module, difficu
 def test_scores_by_hand():
     task = Maths("algebra__linear_1d", "easy")
     batch = task.batch("train", 4, seed=0, step=0)
-    ends = batch.latents["answer_length"]
+    answer_lengths = batch.latents["answer_length"]
     logits = F.one_hot(batch.targets, VOCABULARY).float() * 9
-    for row, position in ((0, 0), (1, ends[1]), (2, ends[2] + 1)):  # first character; the end; padding, which is free
+    # Wrong are the first character, the end, and padding, which is free.
+    for row, position in ((0, 0), (1, answer_lengths[1]), (2, answer_lengths[2] + 1)):
         logits[row, position] = logits[row, position].roll(1)
     scores = task.metrics(logits, batch)
     assert scores["exact_match"].tolist() == [0, 0, 1, 1]
-    scored = (ends + 1).float()
+    scored = (answer_lengths + 1).float()
     expected = torch.tensor([1 - 1 / scored[0], 1 - 1 / scored[1], 1, 1])
     torch.testing.assert_close(scores["character_accuracy"], expected)
     terms = [-logits[b, t].log_softmax(dim=0)[batch.targets[b, t]] for b, t in batch.scored.nonzero().tolist()]

@@ -39,15 +39,15 @@ def test_pixels_and_labels_are_those_of_the_file(folder, game):
 
 
 def test_splits_of_the_file_share_nothing_and_repeat(folder):
-    def seen(task, split):
+    def numbers_of(task, split):
         return set(numbers(task.batch(split, 400, seed=0, step=0)).tolist())
 
     task = RelationalGames(examples=10, data="original", folder=folder)
-    train, validation, iid = (seen(task, split) for split in ("train", "validation", "iid"))
+    train, validation, iid = (numbers_of(task, split) for split in ("train", "validation", "iid"))
     assert (len(train), len(validation), len(iid)) == (10, 10, 20)
     assert len(train | validation | iid) == 40
-    assert seen(RelationalGames(examples=10, split_seed=1, data="original", folder=folder), "train") != train
-    assert seen(task, "novel_stripes") == set(range(40))
+    assert numbers_of(RelationalGames(examples=10, split_seed=1, data="original", folder=folder), "train") != train
+    assert numbers_of(task, "novel_stripes") == set(range(40))
     first, again, other = (numbers(task.batch("iid", 30, seed=0, step=step)).tolist() for step in (0, 0, 1))
     assert first == again != other
 
@@ -63,7 +63,7 @@ def test_files_that_cannot_be_used(folder, tmp_path):
     path.write_bytes(b"not a zip file")
     refused("cannot be read")
     images, labels = np.zeros((20, 36, 36, 3), dtype=np.uint8), np.zeros(20, dtype=np.int64)
-    for wrong, message in (
+    for arrays, message in (
         ({"images": images}, "cannot be read"),
         ({"images": images, "labels": labels[:9]}, "must hold images"),
         ({"images": images[:, :, :35], "labels": labels}, "must hold images"),
@@ -73,5 +73,5 @@ def test_files_that_cannot_be_used(folder, tmp_path):
         ({"images": images > 100, "labels": labels}, "pixels of 0 to 255"),
         ({"images": images, "labels": np.array([{}] * 20)}, "cannot be read"),
     ):
-        np.savez(path, **wrong, allow_pickle=True)
+        np.savez(path, **arrays, allow_pickle=True)
         refused(message)

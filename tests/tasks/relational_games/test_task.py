@@ -49,16 +49,16 @@ def pattern(row):
 
 def truth(game, cells):
     """The class of an image by the rule of its game, from its cells."""
-    there = [i for i, cell in enumerate(cells) if cell is not None]
-    objects = [cells[i] for i in there]
+    occupied = [i for i, cell in enumerate(cells) if cell is not None]
+    objects = [cells[i] for i in occupied]
     if game == "same":
         return int(objects[0] == objects[1])
     if game in ("occurs", "xoccurs"):
         (above,) = [cell for cell in cells[:3] if cell is not None]
-        times = cells[6:].count(above)
-        return int(times >= 1 if game == "occurs" else times == 1)
+        count_below = cells[6:].count(above)
+        return int(count_below >= 1 if game == "occurs" else count_below == 1)
     if game == "between":
-        assert set(there) in LINES
+        assert set(occupied) in LINES
         first, middle, last = objects
         return int(first == last != middle)
     return int(pattern(cells[:3]) == pattern(cells[6:]))
@@ -74,11 +74,11 @@ def test_every_label_follows_from_the_pixels_of_the_splits_sets_in_turn(game, sp
     assert batch.targets.shape == batch.scored.shape == (80, 1)
     assert batch.scored.all()
     labels, sets = batch.targets[:, 0].tolist(), itertools.cycle(SHOWN[split])
-    for image, label, there, shapes in zip(batch.inputs, labels, batch.latents["cells"], sets, strict=False):
+    for image, label, occupied, shapes in zip(batch.inputs, labels, batch.latents["cells"], sets, strict=False):
         cells = cells_of(image)
         assert {set_of(cell) for cell in filter(None, cells)} == {shapes}
-        assert [cell is not None for cell in cells] == there.tolist()
-        assert sum(there.tolist()) == OCCUPIED[game]
+        assert [cell is not None for cell in cells] == occupied.tolist()
+        assert sum(occupied.tolist()) == OCCUPIED[game]
         assert truth(game, cells) == label
 
 
@@ -110,7 +110,7 @@ def test_small_batches_have_no_class_half_or_set_of_their_own(split, size):
 
 def test_all_kinds_of_a_class_occur():
     batch = RelationalGames("match_pattern").batch("iid", 800, seed=0, step=0)
-    rows = [(pattern(c[:3]), pattern(c[6:])) for c in map(cells_of, batch.inputs)]
+    rows = [(pattern(cells[:3]), pattern(cells[6:])) for cells in map(cells_of, batch.inputs)]
     assert {above == below for above, below in rows} == {True, False}
     assert len(set(rows)) == 25
     batch = RelationalGames("between").batch("iid", 800, seed=0, step=0)
@@ -143,10 +143,10 @@ def test_polyominoes_are_all_that_fit(shapes, size, number):
     for mask in masks(shapes, CPU)[:-1]:
         squares = {(int(r), int(c)) for r, c in blocks(mask).nonzero()}
         assert len(squares) == size
-        grown = {min(squares)}
+        connected = {min(squares)}
         for _ in range(size):  # a neighbour more at every turn
-            grown |= {s for s in squares for g in grown if abs(s[0] - g[0]) + abs(s[1] - g[1]) == 1}
-        assert grown == squares
+            connected |= {s for s in squares for g in connected if abs(s[0] - g[0]) + abs(s[1] - g[1]) == 1}
+        assert connected == squares
         assert min(r for r, _ in squares) == min(c for _, c in squares) == 0
         polyominoes.add(frozenset(squares))
     assert len(polyominoes) == count(shapes) == number

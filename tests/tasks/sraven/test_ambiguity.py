@@ -17,8 +17,9 @@ def panels_of(task, count, split="train"):
 
 def orders(task):
     """All permutations of all columns; the first column's, too."""
-    every = list(itertools.permutations(range(task.features))) if task.permuted else [tuple(range(task.features))]
-    return list(itertools.product(every, repeat=task.grid))
+    features = range(task.features)
+    permutations = list(itertools.permutations(features)) if task.permuted else [tuple(features)]
+    return list(itertools.product(permutations, repeat=task.grid))
 
 
 def grid_of(panel, slots):
@@ -41,12 +42,12 @@ def fitting(grid, values):
         answers.append((incomplete[0] - sum(incomplete[1:])) % values)
     symbols = sorted(complete[0])
     if all(sorted(row) == symbols for row in complete) and set(incomplete) <= set(symbols):
-        used = [incomplete.count(symbol) for symbol in symbols]
-        answers.append(symbols[used.index(min(used))])
+        counts = [incomplete.count(symbol) for symbol in symbols]
+        answers.append(symbols[counts.index(min(counts))])
     return answers
 
 
-def by_hand(panel, task, definition):
+def ambiguous_by_hand(panel, task, definition):
     @functools.cache
     def fits_and_misleads(slots):
         grid = grid_of(panel, slots)
@@ -74,7 +75,7 @@ def test_ambiguity_is_what_listing_all_permutations_finds(setting, definition):
     task = Sraven(**setting)
     panels = panels_of(task, 60)
     actual = ambiguous(panels, task, definition)
-    expected = [by_hand(panel, task, definition) for panel in panels.tolist()]
+    expected = [ambiguous_by_hand(panel, task, definition) for panel in panels.tolist()]
     assert actual.tolist() == expected
     if definition == "text" and task.grid > 2:  # with 2, one row shown whole leaves nearly everything open
         assert 0 < sum(expected) < 60
@@ -138,14 +139,14 @@ def test_bayes_is_what_enumerating_the_generator_gives(setting, count, known):
     rules = task.rules("train") if known else None
     panels = panels_of(task, count, "compositional")
     accuracy, answers = bayes(panels, task, rules=rules)
-    partial = 0
+    uncertain = 0
     for b, panel in enumerate(panels.tolist()):
         mass = posterior_by_hand(panel, task, rules.tolist() if known else multisets)
         assert answers[b] == len(mass)
         expected = accuracy_by_hand(mass, tuple(panel[-1][-1]))
         assert accuracy[b].item() == pytest.approx(expected)
-        partial += expected < 1
-    assert partial
+        uncertain += expected < 1
+    assert uncertain
 
 
 # ------------------------------------------------------------------------------------------ Table A2
@@ -153,7 +154,7 @@ def test_bayes_is_what_enumerating_the_generator_gives(setting, count, known):
     ("values", "code", "text", "ceiling"),
     [(4, (0.0522, 0.0762), 0.70, 0.77), (8, (0.0005, 0.006), 0.26, 0.92), (16, (0.0, 0.0015), 0.09, 0.98)],
 )
-def test_table_a2(values, code, text, ceiling):
+def test_ambiguity_and_ceiling_are_those_of_table_a2(values, code, text, ceiling):
     scores = ambiguity(Sraven(values=values), 4096)
     assert set(scores) == {"code", "text", "bayes"}
     assert code[0] <= scores["code"].mean <= code[1]
@@ -162,7 +163,7 @@ def test_table_a2(values, code, text, ceiling):
     assert {score.count for score in scores.values()} == {4096}
 
 
-def test_bad_input():
+def test_what_cannot_be_counted_is_refused():
     task, panels = Sraven(), panels_of(Sraven(), 2)
     for call, message in (
         (lambda: ambiguity(task, 10, split="ood"), "Sraven: unknown split 'ood'"),

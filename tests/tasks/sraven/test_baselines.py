@@ -43,17 +43,17 @@ def test_same_slot_solves_what_is_not_permuted_and_copies_what_it_cannot_explain
     task = Sraven()
     straight = Sraven(permuted=False).batch("iid", 400, seed=0, step=0).latents["panels"]
     assert ((same_slot(straight, task) == straight[:, -1, -1]).all(dim=-1)).double().mean() > 0.9
-    none = torch.tensor([[[1, 2, 4], [7, 2, 6], [3, 5, 0]]])[..., None].expand(-1, -1, -1, 4)  # no rule fits
-    assert same_slot(none, task).tolist() == [[5, 5, 5, 5]] == copy_left(none).tolist()
+    unexplained = torch.tensor([[[1, 2, 4], [7, 2, 6], [3, 5, 0]]])[..., None].expand(-1, -1, -1, 4)  # no rule fits
+    assert same_slot(unexplained, task).tolist() == [[5, 5, 5, 5]] == copy_left(unexplained).tolist()
 
 
 # ------------------------------------------------------------------------------------------ counts
 @pytest.mark.parametrize(("features", "grid"), [(1, 3), (2, 4), (3, 2)])
 def test_the_exact_count_of_tasks_is_that_of_what_the_generator_chooses(features, grid):
-    every = list(itertools.permutations(range(features)))
+    permutations = list(itertools.permutations(range(features)))
     tasks = set()
     for rules in itertools.combinations_with_replacement(range(8), features):
-        for columns in itertools.product(every, repeat=grid):
+        for columns in itertools.product(permutations, repeat=grid):
             # A task is which rule governs the features, named by their slots, and which slots belong together.
             tasks.add(frozenset((*(c.index(i) for c in columns), rules[i]) for i in range(features)))
     assert sraven_counts.tasks(features, grid).exact == len(tasks)

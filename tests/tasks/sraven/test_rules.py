@@ -52,7 +52,7 @@ def every_grid(rule, values):
     """All grids of a rule, by trying all."""
     rows = list(itertools.product(range(values), repeat=3))
     if rule == 7:
-        return {t for t in itertools.product(rows, repeat=3) if obeys(t, rule, values=values)}
+        return {grid for grid in itertools.product(rows, repeat=3) if obeys(grid, rule, values=values)}
     fitting = [row for row in rows if obeys([row] * 3, rule, values=values)]
     return set(itertools.product(fitting, repeat=3))
 
@@ -63,8 +63,8 @@ def test_all_grids_of_a_rule_are_equally_likely(rule, values):
     _, panels = draw((rule, rule), 45_000, values=values, permuted=False)
     grids = panels.permute(0, 3, 1, 2).flatten(0, 1).flatten(1)
     expected = {tuple(itertools.chain(*grid)) for grid in every_grid(rule, values)}
-    kinds, counts = grids.unique(dim=0, return_counts=True)
-    assert set(map(tuple, kinds.tolist())) == expected
+    actual, counts = grids.unique(dim=0, return_counts=True)
+    assert set(map(tuple, actual.tolist())) == expected
     assert feature_grids(rule, values) == len(expected)
     mean = len(grids) / len(expected)
     assert mean > 100

@@ -28,12 +28,12 @@ def generator(seed=0):
 def test_what_a_batch_holds(setting, split):
     task = Sraven(**setting)
     batch = task.sample(split, 50, generator(3))
-    check_whole(task, batch)
+    check_instances(task, batch)
     assert set(map(tuple, batch.latents["rules"].tolist())) <= set(map(tuple, task.rules(split).tolist()))
     assert task.ends == (config.Vectors(task.values), config.Logits(task.values, bias=True))
 
 
-def check_whole(task, batch):
+def check_instances(task, batch):
     """Latents, tokens and targets are those of one instance."""
     m, k, g, count = task.features, task.values, task.grid, len(batch.inputs)
     panels, rules, order = (batch.latents[name] for name in ("panels", "rules", "permutations"))
@@ -58,9 +58,9 @@ def test_scores_are_of_the_query_tokens_and_accuracy_wants_all_of_them():
     outputs = torch.nn.functional.one_hot(batch.targets, 8).float()
     for b in range(5):  # b of the four are wrong
         outputs[b, 36 - b :] = outputs[b, 36 - b :].roll(1, dims=-1)
-    logs = outputs.log_softmax(-1).gather(-1, batch.targets[..., None])[:, 32:]
+    log_probabilities = outputs.log_softmax(-1).gather(-1, batch.targets[..., None])[:, 32:]
     outputs[:, :32] = float("nan")
-    torch.testing.assert_close(task.loss(outputs, batch), -logs.mean())
+    torch.testing.assert_close(task.loss(outputs, batch), -log_probabilities.mean())
     scores = task.metrics(outputs, batch)
     assert scores["accuracy"].tolist() == [1, 0, 0, 0, 0]
     assert scores["feature_accuracy"].tolist() == [1, 0.75, 0.5, 0.25, 0]
