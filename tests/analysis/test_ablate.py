@@ -24,19 +24,19 @@ HEADS = [
 def model_of(task: Task, *heads: object) -> ph.Transformer:
     torch.manual_seed(0)
     inputs, outputs = task.ends
-    at = {"positions": ph.RelativeBias(), "max_length": task.length, "bias": True}
-    return ph.Transformer(ph.TransformerConfig(inputs, outputs, dim=12, layers=2, heads=heads, dropout=0.5, **at))
+    options = {"positions": ph.RelativeBias(), "max_length": task.length, "bias": True}
+    return ph.Transformer(ph.TransformerConfig(inputs, outputs, dim=12, layers=2, heads=heads, dropout=0.5, **options))
 
 
-def scores(model: ph.Transformer, task: Task, n: int, seed: int = 0) -> torch.Tensor:
+def scores(model: ph.Transformer, task: Task, sequences: int, seed: int = 0) -> torch.Tensor:
     """The score of each sequence, with the present weights of the model."""
     model.eval()
     with torch.no_grad():
-        parts = [
-            task.metrics(model(b.inputs), b)[task.metric]
-            for b in draws(task, "compositional", n, seed=seed, purpose="zero")
+        by_batch = [
+            task.metrics(model(batch.inputs), batch)[task.metric]
+            for batch in draws(task, "compositional", sequences, seed=seed, purpose="zero")
         ]
-    return torch.cat(parts).double()
+    return torch.cat(by_batch).double()
 
 
 def without(model: ph.Transformer, layer: int, head: int | None) -> None:

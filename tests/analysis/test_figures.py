@@ -46,7 +46,7 @@ def test_the_svg_of_a_page_has_its_text_as_it_is_and_inks_of_the_theme():
 
 def test_mistakes(tmp_path):
     point = {"HYLA": {1: [0.5]}}
-    for draw, line in (
+    for draw, message in (
         (lambda: figures.results({"HYLA": []}), "results: every mechanism needs at least one measured score"),
         (lambda: figures.save(figures.results({"a": [0.5]}), tmp_path / "r.xyz"), "r.xyz cannot be written ("),
         (lambda: figures.heat([]), "heat: the list of panels is empty; give at least one"),
@@ -57,7 +57,7 @@ def test_mistakes(tmp_path):
         (lambda: one_panel({}), "lines: every panel needs at least one series with at least one measured point"),
         (lambda: one_panel(point | {"b": {1: []}}), "lines: every point needs at least one measured score"),
     ):
-        with refusing(line):
+        with refusing(message):
             draw()
 
 

@@ -42,14 +42,14 @@ def test_similarity_of_mean_codes() -> None:
 
 
 def test_mistakes() -> None:
-    point, labels = np.array([[0.0], [1.0], [2.0], [np.inf]]), np.zeros(4, int)
-    for call, line in (
-        (lambda: embed(point[:3]), "embed: a map needs at least 4 codes, got 3"),
-        (lambda: embed(point), "embed: codes must be finite but 1 of 4 are not"),
+    codes, labels = np.array([[0.0], [1.0], [2.0], [np.inf]]), np.zeros(4, int)
+    for call, message in (
+        (lambda: embed(codes[:3]), "embed: a map needs at least 4 codes, got 3"),
+        (lambda: embed(codes), "embed: codes must be finite but 1 of 4 are not"),
         (lambda: purity(np.eye(4), labels, neighbours=4), "purity: neighbours must be 1 to 3, fewer than the 4 codes"),
         (lambda: similarity(np.eye(3), labels), "similarity: b = 3 in codes but 4 in labels (b) = (4,)"),
     ):
-        with refusing(line):
+        with refusing(message):
             call()
 
 
@@ -60,8 +60,9 @@ def test_purity_by_loops() -> None:
     codes[:, 0] += 0.7 * labels
     shares = []
     for i in range(530):  # more than one block of distances
-        far = [(sum((a - b) ** 2 for a, b in zip(codes[i], codes[j], strict=True)), j) for j in range(530) if j != i]
-        shares.append(np.mean([labels[j] == labels[i] for _, j in sorted(far)[:7]]))
+        distances = [sum((a - b) ** 2 for a, b in zip(codes[i], code, strict=True)) for code in codes]
+        nearest = sorted({*range(530)} - {i}, key=distances.__getitem__)[:7]
+        shares.append(np.mean([labels[j] == labels[i] for j in nearest]))
     actual, chance = purity(codes, labels, neighbours=7)
     assert actual == pytest.approx(np.mean(shares))
     pairs = [labels[i] == labels[j] for i in range(530) for j in range(530) if i != j]

@@ -69,7 +69,7 @@ def test_chance_is_the_same_probe_on_permuted_labels() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "text"),
+    ("change", "message"),
     [
         ({"labels": np.zeros(299, int)}, "probe: b = 300 in codes but 299 in labels (b) = (299,)"),
         ({"labels": np.ones(300, int)}, "probe: at least 2 classes are needed in train but all labels are 1"),
@@ -78,9 +78,9 @@ def test_chance_is_the_same_probe_on_permuted_labels() -> None:
         ({"codes": np.full((300, 3), np.nan)}, "probe: codes must be finite but 300 of 300 are not"),
     ],
 )
-def test_mistakes(change: dict, text: str) -> None:
+def test_mistakes(change: dict, message: str) -> None:
     codes, labels = clouds(300, 3, 0.3)
-    with refusing(text):
+    with refusing(message):
         run_probe(**{"codes": codes, "labels": labels, "train": slice(0, 200), "test": slice(200, 300)} | change)
 
 
@@ -176,8 +176,8 @@ RAVEN = Sraven(features=2, values=5)
 def raven_model(*heads: object) -> ph.Transformer:
     torch.manual_seed(0)
     inputs, outputs = RAVEN.ends
-    at = {"positions": ph.RelativeBias(), "max_length": RAVEN.length}
-    return ph.Transformer(ph.TransformerConfig(inputs, outputs, dim=12, layers=2, heads=heads, **at)).eval()
+    options = {"positions": ph.RelativeBias(), "max_length": RAVEN.length}
+    return ph.Transformer(ph.TransformerConfig(inputs, outputs, dim=12, layers=2, heads=heads, **options)).eval()
 
 
 @pytest.mark.parametrize("heads", [(ph.Softmax(3),), (ph.Linear(1), ph.Hyla(2))], ids=str)
@@ -243,9 +243,9 @@ def test_sraven_is_probed_for_rule_and_value_in_both_views() -> None:
     assert [(row["pairs"], row["layer"], row["target"], row["query"]) for row in rows] == expected
     plain = dataclasses.replace(RAVEN, permuted=False)
     parts = [query_codes(model, plain, split, 300, pairs="last_row", seed=1) for split in ("iid", "compositional")]
-    both = np.concatenate([layers[1] for layers, _ in parts])
+    codes_of_layer = np.concatenate([layers[1] for layers, _ in parts])
     rules = torch.cat([batch.latents["query_rules"][:, -1] for _, batch in parts])
-    result = run_probe(both, rules, train=slice(0, 300), test=slice(300, 600), seed=1)
+    result = run_probe(codes_of_layer, rules, train=slice(0, 300), test=slice(300, 600), seed=1)
     assert (rows[6]["f1"], rows[6]["chance"], rows[6]["classes"]) == (result.f1, result.chance, result.classes)
 
 
@@ -255,8 +255,8 @@ def test_clusters_follow_what_is_written_into_the_code_and_copies_are_none(monke
     _, batch = query_codes(model, RAVEN, "compositional", 200, purpose="maps")
     value, rule = batch.targets[:, -1].numpy(), batch.latents["query_rules"][:, -1].numpy()
     codes_by_layer = [np.eye(8)[value], np.eye(8)[rule]]
-    often = np.concatenate([np.arange(200), np.arange(200)])
-    repeated = [codes[often] for codes in codes_by_layer], batch.map(lambda array: array[often])
+    twice = np.concatenate([np.arange(200), np.arange(200)])
+    repeated = [codes[twice] for codes in codes_by_layer], batch.map(lambda array: array[twice])
     module = importlib.import_module("polyhead.analysis.probe")  # the package gives the function of that name
     monkeypatch.setattr(module, "query_codes", lambda *_, **__: repeated)
     rows = {(r["pairs"], r["layer"], r["target"]): r for r in clusters(model, RAVEN, sequences=400, neighbours=5)}
@@ -293,7 +293,7 @@ def split(batches):
     return [taps for taps, _ in batches], [labels for _, labels in batches]
 
 
-def test_it_is_the_probe_of_every_layer_on_whole_sequences(labelled):
+def test_layers_are_probed_one_by_one_and_whole_sequences_held_out(labelled):
     taps, labels = split(labelled)
     labels[0][20, 1] = labels[0][0, 0] = -1  # no label
     rows = probe_layers(iter(taps), iter(labels), *PAIRS, test=0.25)
@@ -308,7 +308,7 @@ def test_it_is_the_probe_of_every_layer_on_whole_sequences(labelled):
 
 def test_mistakes_of_probes_of_layers(labelled):
     taps, labels = split(labelled)
-    for arguments, share, line in (
+    for arguments, share, message in (
         ((taps, labels, -1, -1), 0.5, "probe_layers: (24,) codes in a batch but labels of shape (24, 3)"),
         (([], [], -1, -1), 0.5, "probe_layers: taps must be of at least one batch, got none"),
         (
@@ -318,5 +318,5 @@ def test_mistakes_of_probes_of_layers(labelled):
         ),
         ((taps, labels, *PAIRS), 1.0, "probe_layers: test must be a share between 0 and 1 but is 1.0"),
     ):
-        with refusing(line):
+        with refusing(message):
             probe_layers(*arguments, test=share)

@@ -19,12 +19,12 @@ EASY = Maths(question=40, answer=8)
 def model_of(task: ph.Task, heads: Any = DUAL, cross: Any = None, **changes: Any) -> ph.Transformer:
     """A small transformer for a task, in double precision; with an encoder where the task has a source."""
     torch.manual_seed(0)
-    same: dict[str, Any] = {"dim": 16, "layers": 2, "heads": heads, "max_length": 64, **changes}
+    options: dict[str, Any] = {"dim": 16, "layers": 2, "heads": heads, "max_length": 64, **changes}
     inputs, outputs = task.ends
     if task.source is not None:
-        encoder = ph.TransformerConfig(task.source, outputs, **same)
-        same |= {"encoder": encoder, "causal": True, "cross_heads": cross}
-    return ph.Transformer(ph.TransformerConfig(inputs, outputs, **same), dtype=torch.float64)
+        encoder = ph.TransformerConfig(task.source, outputs, **options)
+        options |= {"encoder": encoder, "causal": True, "cross_heads": cross}
+    return ph.Transformer(ph.TransformerConfig(inputs, outputs, **options), dtype=torch.float64)
 
 
 def batch_of(task: ph.Task, size: int = 3) -> ph.Batch:
@@ -114,9 +114,9 @@ def test_mistakes_are_one_line():
     task = RelationalGames()
     model, batch = model_of(task), batch_of(task)
     baseline = build(ph.CoRelNetConfig(*task.ends, dim=8))
-    for wrong, line in (
+    for call, message in (
         (lambda: look(model, batch, sample=3), "look: sample must be an integer in [-3, 3) but is 3"),
         (lambda: look(baseline, batch), "look: the model must have attention (taps=...), got a CoRelNet"),
     ):
-        with refusing(line):
-            wrong()
+        with refusing(message):
+            call()

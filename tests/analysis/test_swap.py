@@ -27,8 +27,9 @@ HEADS = [
 
 def model_of(*heads, layers=2):
     torch.manual_seed(0)
-    at = {"positions": ph.RelativeBias(), "max_length": TASK.length, "bias": True}
-    return ph.Transformer(ph.TransformerConfig(*TASK.ends, dim=12, layers=layers, heads=heads, **at)).double().eval()
+    options = {"positions": ph.RelativeBias(), "max_length": TASK.length, "bias": True}
+    config = ph.TransformerConfig(*TASK.ends, dim=12, layers=layers, heads=heads, **options)
+    return ph.Transformer(config).double().eval()
 
 
 def pairs_of(n=5):
@@ -90,7 +91,7 @@ def test_in_an_encoder_decoder_a_layer_is_one_of_the_decoder():
         assert_close(again, predict(model, TASK, batch))
 
 
-def test_whose_codes_the_controls_have():
+def test_controls_are_the_donors_code_of_another_pair_permuted_and_zeroed():
     model, (own_batch, donor_batch) = model_of(ph.Hyla(4)), pairs_of()
     rows = {code: row[0] for code, row in rows_of(model, 1, own_batch, donor_batch).items()}
     assert_close(rows["other"][1], rows["donor"][0])
@@ -120,13 +121,13 @@ def test_scores_are_those_of_either_rule_with_each_code_and_each_mixture():
 
 def test_what_cannot_be_swapped_is_refused():
     symbols = ph.Relational(3, relations=2, symbols=ph.SymbolicAttention(4))
-    for heads, task, options, line in (
+    for heads, task, options, message in (
         (ph.Hyla(3), TASK, {"pairs": 1}, "swap_codes: pairs must be at least 2 but is 1"),
         (ph.Hyla(3), TASK, {"layer": 2}, "swap_codes: layer must be an integer in [-2, 2) but is 2"),
         (symbols, TASK, {}, "swap_codes: unknown kind of heads 'relational'"),
         (ph.Softmax(3), Sraven(features=2, values=5), {}, "Sraven: has no sequences that differ in their rule alone"),
     ):
-        with refusing(line):
+        with refusing(message):
             swap_codes(model_of(heads), task, **options)
     model = model_of(ph.Softmax(3))
     model.blocks[1].attention.groups[0].use(ph.ops.linear_attention, code=ph.ops.latent_code)

@@ -113,7 +113,7 @@ def test_capture_reads_all_layers_without_dropout_and_leaves_the_modes(monkeypat
 
 @pytest.mark.compile  # run without annotation checks, as users have it
 @pytest.mark.parametrize(
-    ("wrong", "text"),
+    ("call", "message"),
     [
         (lambda taps: codes(taps, 8, 0), "codes: q_index must be an integer in [-8, 8) but is 8"),
         (lambda taps: codes(taps, 0, -9), "codes: k_index must be an integer in [-8, 8) but is -9"),
@@ -126,9 +126,9 @@ def test_capture_reads_all_layers_without_dropout_and_leaves_the_modes(monkeypat
         ),
     ],
 )
-def test_mistakes(wrong: Callable, text: str) -> None:
-    with refusing(text):
-        wrong(tap(layer(MIXED), torch.randn(2, T, DIM, dtype=torch.float64)))
+def test_mistakes(call: Callable, message: str) -> None:
+    with refusing(message):
+        call(tap(layer(MIXED), torch.randn(2, T, DIM, dtype=torch.float64)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -136,8 +136,8 @@ def test_colours_show_what_a_token_reads(browser: Any, shown_model: Any) -> None
         means[[j for j, _ in opened.listed("reads")]], sorted(means, reverse=True)[:8], atol=0.004
     )
     opened.page.locator("#code tbody tr").nth(0).locator("td").nth(3).click()
-    picked = opened.page.evaluate("['layer', 'paint'].map(id => document.getElementById(id).value)")
-    assert picked == ["0", "head 3"]
+    selected = opened.page.evaluate("['layer', 'paint'].map(id => document.getElementById(id).value)")
+    assert selected == ["0", "head 3"]
     assert opened.fine()
 
 

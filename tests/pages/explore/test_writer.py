@@ -108,8 +108,8 @@ def test_a_long_text_is_cut_and_the_page_says_so(tmp_path, capsys, monkeypatch):
 def test_a_foreign_mask_says_what_is_causal() -> None:
     layer = capture(model_of((ph.Softmax(2),)), batch_of("abcd"))[0]
     full = torch.ones(1, 1, 4, 4, dtype=torch.bool)
-    near = full.tril() & full.triu(-1)
-    for mask, causal, size in ((full, False, 32), (full.tril(1), False, 48), (full.tril(), True, 20), (near, True, 30)):
+    band = full.tril() & full.triu(-1)
+    for mask, causal, size in ((full, False, 32), (full.tril(1), False, 48), (full.tril(), True, 20), (band, True, 30)):
         explored = gather([replace(layer, groups=(replace(layer.groups[0], causal=False, mask=mask),))], "abcd")
         assert (explored.causal, len(explored.numbers)) == (causal, size)  # the last: 2 heads, and what is hidden
 
@@ -174,7 +174,7 @@ def test_tokens_can_be_seen() -> None:
 
     assert explore.pieces(Sentence(), [0, 1, 2]) == [" the", "x", "<2>"]
 
-    class Levelled:
+    class ByteLevel:
         """Of bytes, called as byte-level tokenizers call them."""
 
         def decode(self, tokens: list[int]) -> str:
@@ -183,7 +183,7 @@ def test_tokens_can_be_seen() -> None:
         def convert_ids_to_tokens(self, token: int) -> str:
             return "ĠæĹ¥"[token]
 
-    assert explore.pieces(Levelled(), [0, 1, 2]) == [" ", "\\xe6", "\\x97"]
+    assert explore.pieces(ByteLevel(), [0, 1, 2]) == [" ", "\\xe6", "\\x97"]
 
 
 # ------------------------------------------------------------------------------------------------------------- mistakes
@@ -255,8 +255,8 @@ def test_runs_it_cannot_show_are_named(run: ph.Run, tmp_path: pathlib.Path) -> N
     model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Hyla(2),), max_length=task.length)
     (tmp_path / "fuzzy").mkdir()
     ph.config.save(ph.Run(name="fuzzy", task=task, model=model), tmp_path / "fuzzy" / "config.json")
-    line = message_of(explore.explore_folder, tmp_path / "fuzzy", "a", tmp_path / "x")
-    assert "must be trained on text but is on fuzzy logic" in line
+    message = message_of(explore.explore_folder, tmp_path / "fuzzy", "a", tmp_path / "x")
+    assert "must be trained on text but is on fuzzy logic" in message
     assert "does not exist" in message_of(explore.explore_folder, tmp_path / "nothing", "a", tmp_path / "x")
 
 

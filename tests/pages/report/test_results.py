@@ -94,8 +94,8 @@ def test_labels_name_heads_and_what_tells_equal_heads_apart(tmp_path):
     labels = [group.label for group in groups]
     assert labels == ["HYLA · lr=0.001", "HYLA · lr=0.003", "Softmax 2 + Linear 2"]
     encoder = replace(run_of("hyla").model, encoder=None)
-    both = replace(encoder, heads=(ph.Softmax(4),), encoder=encoder)
-    assert runs.mechanism(both) == "HYLA, decoder Softmax"
+    encoder_decoder = replace(encoder, heads=(ph.Softmax(4),), encoder=encoder)
+    assert runs.mechanism(encoder_decoder) == "HYLA, decoder Softmax"
     assert runs.different_settings(groups) == [["train.lr", "0.001", "0.003", "0.001"]]
 
 
