@@ -91,11 +91,11 @@ def scores(q: Tensor, k: Tensor, options: Options) -> Tensor:
         result = options["softcap"] * torch.tanh(result / options["softcap"])
     if options.get("bias") is None:
         return result
-    bias = spelled(options["bias"], t, s)
+    bias = bias_by_pair(options["bias"], t, s)
     return result + torch.where(bias > -math.inf, bias, torch.zeros_like(bias))
 
 
-def spelled(bias: Tensor, t: int, s: int) -> Tensor:
+def bias_by_pair(bias: Tensor, t: int, s: int) -> Tensor:
     """A bias by offset (h t+s-1) as (h t s): the number of key j for query i is in column j - i + t - 1."""
     return bias if bias.ndim == 4 else bias[:, relative_positions(t, s) + s - 1]
 
@@ -104,7 +104,7 @@ def unbiased(allowed: Tensor, options: Options) -> Tensor:
     """Where a code may be other than 0: a bias of -inf hides it."""
     if options.get("bias") is None:
         return allowed
-    return allowed & (spelled(options["bias"], *allowed.shape[2:]) > -math.inf)
+    return allowed & (bias_by_pair(options["bias"], *allowed.shape[2:]) > -math.inf)
 
 
 def code(q: Tensor, k: Tensor, allowed: Tensor, normalise: str, options: Options) -> Tensor:
@@ -161,8 +161,8 @@ def relational(x: Options, allowed: Tensor, options: Options) -> Tensor:
     a = dropped(code(x["q"], x["k"], allowed, "softmax", options), options)
     inner = torch.einsum("birp,bjrp->brij", x["q_rel"], x["k_rel"]) / math.sqrt(x["q_rel"].shape[-1])
     rel = relation(inner, options.get("relation_act", "identity"), allowed.any(1, keepdim=True))
-    met = torch.einsum("bhij,brij->bihr", a, rel)
-    return read(a, x["symbols"]) + torch.einsum("her,bihr->bihe", x["relation_weight"], met)
+    relations_by_code = torch.einsum("bhij,brij->bihr", a, rel)
+    return read(a, x["symbols"]) + torch.einsum("her,bihr->bihe", x["relation_weight"], relations_by_code)
 
 
 def disentangled(x: Options, allowed: Tensor, options: Options) -> Tensor:
