@@ -60,9 +60,9 @@ def test_attention_relations_and_symbols_are_those_of_the_equations():
     np.testing.assert_allclose(softmax.attention, code[:2].detach(), atol=1e-6)
     np.testing.assert_allclose(relational.attention, code[2:].detach(), atol=1e-6)
     assert (softmax.kind, softmax.relations, softmax.assignments) == ("softmax", None, None)
-    p = q_rel.shape[-1]
-    related = [[[q_rel[i, r] @ k_rel[j, r] / p**0.5 for j in range(9)] for i in range(9)] for r in range(3)]
-    np.testing.assert_allclose(relational.relations, torch.tensor(related), atol=1e-6)
+    root = q_rel.shape[-1] ** 0.5
+    expected = [[[q_rel[i, r] @ k_rel[j, r] / root for j in range(9)] for i in range(9)] for r in range(3)]
+    np.testing.assert_allclose(relational.relations, torch.tensor(expected), atol=1e-6)
     source = model.symbols[0]
     symbol_queries, templates = source.query(x).view(9, 4, 4), source.templates.view(6, 4, 4)
     expected = torch.einsum("shd,nhd->shn", symbol_queries, templates).div(2).softmax(-1)

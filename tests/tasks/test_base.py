@@ -44,17 +44,19 @@ def test_a_batch_shows_its_shapes():
 def test_batches_are_joined_if_they_have_the_same_parts():
     """The labels of the first were kept and all others lost."""
     x = torch.zeros(2, 3)
-    plain, rule, source = (Batch(x, x, None, x == 0, *fields) for fields in (({},), ({"rule": x},), ({}, x)))
+    plain = Batch(x, x, None, x == 0, {})
+    with_rule = Batch(x, x, None, x == 0, {"rule": x})
+    with_source = Batch(x, x, None, x == 0, {}, source=x)
     for batches, part in (
-        ([plain, rule], "latents['rule']"),
-        ([rule, plain], "latents['rule']"),
-        ([plain, source], "source"),
+        ([plain, with_rule], "latents['rule']"),
+        ([with_rule, plain], "latents['rule']"),
+        ([plain, with_source], "source"),
     ):
         with refusing(f"Batch: {part} must be in all batches or in none, but is in some of 2"):
             Batch.cat(batches)
     with refusing("Batch: at least one batch was wanted but none came"):
         Batch.cat([])
-    assert Batch.cat([rule, rule]).latents["rule"].shape == (4, 3)
+    assert Batch.cat([with_rule, with_rule]).latents["rule"].shape == (4, 3)
 
 
 def test_a_batch_moves_as_other_libraries_move_it():

@@ -11,10 +11,10 @@ from polyhead import tasks
 
 
 def maths(folder, changed):
-    for part in ("train-easy", "interpolate"):
+    for part, count, shift in (("train-easy", 30, changed), ("interpolate", 10, 0)):
         (folder / part).mkdir(parents=True)
-        lines = [line for n in range(30) for line in (f"What is {n}?", str(n + (changed and part == "train-easy")))]
-        (folder / part / "numbers__gcd.txt").write_text("\n".join(lines[: 20 if part == "interpolate" else 60]) + "\n")
+        questions = [f"What is {n}?\n{n + shift}\n" for n in range(count)]
+        (folder / part / "numbers__gcd.txt").write_text("".join(questions))
     return tasks.Maths("numbers__gcd", "easy", data="original", folder=str(folder))
 
 

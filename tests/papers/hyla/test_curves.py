@@ -23,11 +23,12 @@ def quick_baselines(monkeypatch):
 
 
 def test_a3_leaves_out_baselines_that_would_flatten_its_curves(study_of, monkeypatch):
-    drawn, levels = [], {"Mixture": {8: -6.8, 16: -2.0}, "Recall": {8: -0.4, 16: 0.1}}
+    drawn = []
+    levels = {"Mixture": {8: -6.8, 16: -2.0}, "Recall": {8: -0.4, 16: 0.1}}
     monkeypatch.setattr(outcome, "baseline_curves", lambda cells, split: levels)
-    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.extend(panels))
     fuzzy.draw_a3(study_of("fig-a3", lambda run: 0.5 + 0.01 * run.seed))
-    assert {name for panels in drawn for _, _, baselines in panels for name in baselines} == {"Recall"}
+    assert set().union(*(baselines for _, _, baselines in drawn)) == {"Recall"}
 
 
 def test_2c_has_its_baselines_in_the_last_columns(study_of):
@@ -61,7 +62,8 @@ def test_runs_that_failed_take_their_claims_with_them(figure, study_of):
         drawn = FIGURES[figure].draw(without(study, failed))
         assert drawn.rows
         assert not [verdict for verdict in drawn.verdicts if "HYLA" in verdict.claim]
-        assert figure != "fig-4a" or "gaussian process: 0.300 ± 0.000" in drawn.notes
+        if figure == "fig-4a":
+            assert "gaussian process: 0.300 ± 0.000" in drawn.notes
     drawn = FIGURES[figure].draw(without(study, lambda run: HYLA.row_of(run) == "linear"))
     assert any("gaps between the models" in verdict.claim for verdict in drawn.verdicts) == (figure == "fig-a3")
 

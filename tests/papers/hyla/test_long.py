@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import types
 from dataclasses import replace
 
 import pandas
@@ -35,7 +36,7 @@ def test_equal_skill_lies_between_the_first_score_that_reaches_it_and_the_one_be
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """(results.json as committed, the same drawn again, content and options of its pictures), by page.
+    """By page: results.json as committed, the same drawn again, content and options of its pictures.
 
     Baselines, which take minutes, are the committed ones.
     """
@@ -59,14 +60,15 @@ def pages(tmp_path_factory):
             patch.setattr(figures, "save", lambda figure, path: None)
             patch.setattr(page, "figure_as_svg", lambda figure, caption, name: caption)
             trainings.draw(argparse.Namespace(folders=[], into=folder, pages=[name]))
-            by_page[name] = committed, json.loads((folder / subfolder / "results.json").read_text()), drawn
+            redrawn = json.loads((folder / subfolder / "results.json").read_text())
+            by_page[name] = types.SimpleNamespace(committed=committed, redrawn=redrawn, pictures=drawn)
     return by_page
 
 
 @pytest.mark.parametrize("name", ["long", "parts", "settings", "length", "sraven"])
 def test_committed_pages_follow_from_the_committed_runs(name, pages):
     """Scores, tests with their corrected p-values, and the table.  A run with another digest would be left out."""
-    committed, redrawn, _ = pages[name]
+    committed, redrawn = pages[name].committed, pages[name].redrawn
     assert list(map(facts_of, redrawn["verdicts"])) == list(map(facts_of, committed["verdicts"]))
     for field in ("rows", "numbers", "notes", "pictures"):
         assert redrawn[field] == committed[field], field
@@ -75,16 +77,18 @@ def test_committed_pages_follow_from_the_committed_runs(name, pages):
 
 def test_pictures_have_courses_equal_skill_baselines_and_the_papers_scores(pages):
     """Seed 6 stands beside the tests and seed 0 chose the rates: they are in the tables alone."""
-    committed, _, ((courses, _), (scores, options)) = pages["long"]
-    (_, course, levels), (_, skill, same) = courses
+    numbers = pages["long"].committed["numbers"]
+    (courses, _), (scores, options) = pages["long"].pictures
+    (_, course, levels), (_, skill, levels_of_skill) = courses
     assert list(course) == ["HYLA", "Softmax", "Linear"]
     assert {len(values) for values in course["HYLA"].values()} == {5}
     assert list(map(len, skill["HYLA"].values())) == [5, 5, 5, 4]  # one run never came to 0.94
-    assert levels == same == options["baselines"]
+    assert levels == levels_of_skill == options["baselines"]
     assert list(levels) == list(long.BASELINES.values())
-    assert scores["HYLA"] == [committed["numbers"]["HYLA"]["unseen"][str(seed)] for seed in long.SEEDS]
+    assert scores["HYLA"] == [numbers["HYLA"]["unseen"][str(seed)] for seed in long.SEEDS]
     assert options["printed"]["HYLA"] == pytest.approx((0.811, 0.078, 3), abs=5e-4)
-    (_, course, levels), _ = pages["sraven"][2][0][0]
+    courses, _ = pages["sraven"].pictures[0]
+    (_, course, levels), _ = courses
     assert {len(values) for values in course["HYLA"].values()} == {3}  # of seeds 0 to 3
     assert set(levels) == set(long.RAVEN_BASELINES.values())
 
