@@ -18,13 +18,16 @@
 // in the first cache, and no other score exists.
 //
 // Backward, 16 keys in lanes go through the queries.  Row_max and row_sum of a query are known from the forward pass, so
-// its p comes from its scores without another pass.  Python computes delta.
+// its p comes from its scores without another pass.  delta, the sum over keys that the gradient of a softmax subtracts, is
+// the product of an output and its gradient, which Python computes.  dk and dv are sums in lanes; only dq is a sum over
+// lanes (tiles.h).
 //
 // Relations lie beside heads: rel[relation][lane] has the same layout as the scores, so that a sum over relations is one
 // more small product.  Symbols by offset come turned, (g e columns), because lane l of a tile needs the offset one further
 // than lane l - 1: one load then reads the symbols of 16 pairs.
 //
-// Where to read on: vec.h, tiles.h, pairs.h, parallel.h.
+// Where to read on: vec.h (16 lanes), tiles.h (products, and why they have their sizes), pairs.h (masks, biases, the code),
+// parallel.h (threads).
 //
 // Vaswani et al. 2017, Altabaa and Lafferty 2024 (arXiv 2405.16727).
 

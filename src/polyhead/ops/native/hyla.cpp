@@ -12,21 +12,25 @@
 // Why it is one loop.  A value network belongs to a pair of tokens, so its hidden layer z has as many numbers as there are
 // pairs times columns: it must never be in memory.  Here a pair exists only in registers, from its scores to its output.
 //
-// What lies in which lane (tiles.h says why).  Forward, lane l is query l of a tile, and the loop takes one key after the
-// other.  Backward, lane l is key l, and the loop takes one query after the other.
+// What lies in which lane.  A vector has 16 lanes.  Forward, lane l is query l of a tile, and the loop takes one key after
+// the other: the code of a pair is lane l of `heads` vectors, its hidden layer is lane l of one vector for each column.
+// Sums over heads (rms of the code, z, out) add whole vectors.  Backward, lane l is key l, and the loop takes one query
+// after the other: dk and dv are sums in lanes, too, and only dq is a sum over lanes.
 //
 //   forward    q[head][column][lane]   k, v as they lie   scores, code a[key][head][lane]   out[head][column][lane]
 //   backward   k, v[head][column][lane]   q, dout as they lie   ds[query][head][lane]   dk, dv[head][column][lane]
 //
-// A code is held in a register while all columns of its pair are made (fused.h: up to 8 heads with relu or no activation),
-// and otherwise while 2 WIDE columns are made (hyla_pairs.h).  The backward pass computes scores, codes and hidden layers
-// again: reading them would take longer than that.
+// What is reused.  A key is read by 8 tiles of queries before the next keys come, so it is read from the first cache.  A
+// code is held in a register while all columns of its pair are made (fused.h: up to 8 heads with relu or no activation,
+// where 32 registers hold the codes and all sums), and otherwise while 2 WIDE columns are made (hyla_pairs.h).  The
+// backward pass computes scores, codes and hidden layers again: reading them would take longer than that.
 //
 // Normalisers.  rms over heads, and a softmax over heads, need one pair only.  A softmax over keys needs row_max and
 // row_sum of a query before its first value is read, because z is not linear in the code: so it has a pass of its own over
 // the keys (`sums`), and in a backward pass one more (`stats`) for the sums that its gradient subtracts.
 //
-// Where to read on: vec.h, tiles.h, pairs.h, parallel.h, and hyla_one.h for one query over a long cache.
+// Where to read on: vec.h (16 lanes), tiles.h (products, and why they have their sizes), pairs.h (masks, biases, the code),
+// parallel.h (threads), hyla_one.h (one query over a long cache).
 //
 // Schug et al. 2024, "Attention as a hypernetwork", eq. 6.
 

@@ -25,6 +25,9 @@
 // width into the vectors and multiplies by the 16 single numbers of a row of score gradients.  Each thread adds to memory
 // of its own (the parts of samples and of keys in parallel.h), and parts are added in a fixed order.  So there is no atomic
 // addition, and the result of a given number of threads is the same every time.
+//
+// Registers.  Compilers like to read a vector from memory again for each product instead of keeping it, as if a load
+// were free.  `hold` in vec.h makes them keep it, with an empty assembler instruction; see there.
 
 #pragma once
 #include <algorithm>
