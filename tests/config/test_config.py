@@ -1,5 +1,6 @@
 """A run is a frozen value: writing, reading, comparing and hashing lose no field, and each mistake is one line."""
 
+import enum
 import json
 import re
 import typing
@@ -149,6 +150,15 @@ def test_files_that_cannot_be_read(tmp_path, name, text, reason):
 def test_a_set_is_refused_because_its_order_changes_between_processes():
     with refusing("Train: evaluate must be a list but is a set"):
         Train(evaluate={"iid", "novel"})
+
+
+def test_a_string_of_an_enumeration_becomes_plain_so_that_the_file_says_its_value():
+    class Norm(str, enum.Enum):  # noqa: UP042 (not a StrEnum: those print as their values)
+        RMS = "rms"
+
+    model = config.TransformerConfig(config.Tokens(4), config.Logits(4), norm=Norm.RMS)
+    assert type(model.norm) is str
+    assert model.norm == "rms"
 
 
 FREE = {"split_seed", "held_out", "unknown"}

@@ -107,11 +107,9 @@ def _plain(field: str, value: Any) -> Any:
         return tuple(_plain(field, item) for item in value)
     if isinstance(value, str):
         return str.__str__(value)
-    if not isinstance(value, float):
-        return value
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{field} must be a finite number but is {value}")
-    return float(value)
+    return float(value) if isinstance(value, float) else value
 
 
 # ---------------------------------------------------------------------------------------------------------- annotations

@@ -84,3 +84,13 @@ def test_verify_refuses_a_layer_that_computes_attention_itself():
         layer.self_attn.__class__ = type("Mixer", (Silent,), {})
     with refusing("polyhead: LlamaForCausalLM has 'polyhead_hyla' but none of its layers calls it"):
         hf.verify(model)
+
+
+def test_verify_refuses_in_one_line_a_model_that_cannot_read_four_tokens():
+    """An encoder of images, with its pixels given, is read."""
+    sizes = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32}
+    config = transformers.ViTConfig(**sizes, image_size=8, patch_size=4)
+    model = transformers.ViTModel._from_config(config, attn_implementation="polyhead_hyla").eval()
+    with refusing("verify: ViTModel needs other inputs than four tokens"):
+        hf.verify(model)
+    assert list(hf.verify(model, pixel_values=torch.randn(1, 3, 8, 8)).values()) == ["polyhead_hyla"] * 2

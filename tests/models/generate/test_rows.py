@@ -4,6 +4,7 @@ import functools
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import zoo
@@ -101,8 +102,9 @@ def test_rows_stop_for_themselves_and_all_together(settings):
     assert len(steps) == min(max(len(row) for row in expected) + 1, 12)
     for i, row in enumerate(expected):
         assert [step[i] for step in steps] == row + [None] * (len(steps) - len(row))
-    output = generate(model, PROMPTS[:1], steps=12, generator=seeded(), stop=free[0][0], **source_of(model, [0]))
-    assert output == [[]]
+    for first in (free[0][0], np.int64(free[0][0])):
+        options = {"generator": seeded(), "stop": first, **source_of(model, [0])}
+        assert generate(model, PROMPTS[:1], steps=12, **options) == [[]]
 
 
 def test_a_cached_step_reads_its_own_token_only():

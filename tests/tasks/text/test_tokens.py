@@ -91,3 +91,11 @@ def test_a_run_folder_is_enough_to_have_its_codec(tmp_path):
     refused(lambda: codec_of(run, folder), message)
     (folder / "data.json").write_text("{}")
     refused(lambda: codec_of(run, folder), r"data\.json cannot be read")
+
+
+def test_a_tokenizer_of_another_size_than_the_model_is_refused(tmp_path):
+    model = config.TransformerConfig(config.Tokens(300), config.Logits(300), dim=8, heads=config.Softmax(1))
+    refused(
+        lambda: codec_of(config.Run(Text(), model), tmp_path),
+        "the tokenizer has 256 tokens, but the model was made for 300",
+    )

@@ -132,7 +132,6 @@ TOKEN_GROUPS: dict[type, Any] = {
     config.Softmax: SoftmaxHeads,
     config.Linear: LinearHeads,
     config.Hyla: HylaHeads,
-    config.Pooled: TokenHeads,
 }
 SYMBOL_GROUPS: dict[type, Any] = {
     config.Relational: RelationalHeads,
@@ -167,5 +166,7 @@ def build(
     for kind, group in SYMBOL_GROUPS.items():
         if isinstance(mechanism, kind):
             return group(mechanism, width, size, bias=bias, max_length=max_length, **placement)
+    if isinstance(mechanism, MECHANISMS):  # its op needs no parameters and no more than its row's options
+        return TokenHeads(mechanism, size, **placement)
     name, names = type(mechanism).__name__, ", ".join(known.__name__ for known in MECHANISMS)
     raise ValueError(f"heads: {name} is not a mechanism (choose from {names}) and has no method `code`")
