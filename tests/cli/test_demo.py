@@ -11,7 +11,7 @@ from rich.console import Console
 from polyhead.cli import demo as cli_demo
 from polyhead.papers import demo
 
-CURVES = {racer: {"0": [(0, 0.5), (25, 0.5 + place / 8)]} for place, racer in enumerate(demo.RACERS)}
+CURVES = {racer: {"0": [(0, 0.5), (25, 0.5 + i / 8)]} for i, racer in enumerate(demo.RACERS)}
 LABELS = (*demo.KINDS.values(), *demo.BASELINES.values())
 SCORES = dict.fromkeys(itertools.product(LABELS, demo.SPLITS), (0.8, 0.9))
 

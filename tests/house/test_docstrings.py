@@ -35,7 +35,7 @@ EXAMPLES = [
 ]
 
 
-def scene(module, doc):
+def namespace_of(module, doc):
     """What an example in a docstring may take for granted: its file, the public names, and a small world."""
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 2, 6, 4, 8)
@@ -74,7 +74,7 @@ def check_example(example, namespace, capsys):
 def test_examples_in_docstrings(path, doc, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
-    namespace = scene(module, doc)
+    namespace = namespace_of(module, doc)
     for example in some(doctest.DocTestParser().get_examples(doc)):
         check_example(example, namespace, capsys)
 

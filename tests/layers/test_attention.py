@@ -18,7 +18,7 @@ from polyhead.layers.call import drawn_keep
 from polyhead.ops.latent_code import dense
 
 F64 = torch.float64
-MANY = [
+HEADS = [
     ph.Softmax(2),
     ph.Linear(2, normalise="rms_heads", act="relu"),
     ph.Hyla(2, dim=4, value_dim=6),
@@ -31,7 +31,7 @@ POSITIONS = {name: zoo.POSITIONS[name] for name in zoo.IN_LAYERS} | {"both": ph.
 @pytest.mark.parametrize(("t", "window"), [(3, None), (3, 3), (7, None), (9, None)])
 def test_the_last_query_of_causal_attention_is_the_last_key_of_its_context(positions, t, window):
     """Queries before the first key see no key."""
-    layer, x = make(MANY, causal=True, positions=POSITIONS[positions], window=window, bias=False), tokens(9)
+    layer, x = make(HEADS, causal=True, positions=POSITIONS[positions], window=window, bias=False), tokens(9)
     context = x[:, -7:]
     y = layer(x[:, -t:], context)
     assert_close(y[:, -7:], layer(context)[:, -t:])
@@ -43,12 +43,12 @@ def test_positions_with_gaps_are_those_of_a_longer_sequence():
     indices, x, mask = torch.tensor([0, 2, 3, 7]), tokens(8), torch.zeros(8, dtype=torch.bool)
     mask[indices] = True
     for positions in POSITIONS.values():
-        layer = make(MANY, positions=positions, causal=True, window=5)
+        layer = make(HEADS, positions=positions, causal=True, window=5)
         assert_close(layer(x[:, indices], positions=indices[None]), layer(x, mask=mask)[:, indices])
 
 
 def test_biases_of_both_forms_add_up():
-    x, layer, plain = tokens(5), make(MANY, positions=ph.RelativeBias()), make(MANY)
+    x, layer, plain = tokens(5), make(HEADS, positions=ph.RelativeBias()), make(HEADS)
     plain.load_state_dict({k: v for k, v in layer.state_dict().items() if "relative" not in k})
     table, by_offset = layer.relative(5, 5, offset=0), torch.randn(layer.total_heads, 9, dtype=F64)
     assert_close(layer(x), plain(x, bias=table))
@@ -81,7 +81,7 @@ def test_what_leaves_the_meta_device_begins_anew(mixture):
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_dropout_is_drawn_anew_in_training(shared):
-    layer, x = make(MANY, dropout=0.2, dropout_shared=shared), tokens(60)
+    layer, x = make(HEADS, dropout=0.2, dropout_shared=shared), tokens(60)
     assert_close(layer(x), layer(x), atol=0, rtol=0)
     layer.train()
     draws = []

@@ -19,7 +19,7 @@ DUAL = [ph.Softmax(2), ph.Relational(2)]
 
 
 def in_pieces(layer, x, sizes, arguments=lambda a, b: {}, cache=None):
-    """The output of one call after the other; the call of tokens `a` to `b` gets the arguments `given(a, b)`."""
+    """The output of one call after the other; the call of tokens `a` to `b` gets `arguments(a, b)`."""
     cache, pieces = LayerCache() if cache is None else cache, []
     for a, b in itertools.pairwise(itertools.accumulate(sizes, initial=0)):
         pieces.append(layer(x[:, a:b], cache=cache, **arguments(a, b)))

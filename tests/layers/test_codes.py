@@ -49,7 +49,7 @@ def make(heads, **options):
     return layer.eval()
 
 
-def remade(row, options, group, code, **limits):
+def output_from_code(row, options, group, code, **limits):
     """The heads' output (b t h e), by the table, from a code and the values that were tapped."""
     tapped = {name: getattr(group, "v" if name == "symbols" else name) for name in (*row.tensors, *row.optional)}
     arrays = {name: x.detach().numpy() for name, x in tapped.items() if x is not None}
@@ -65,7 +65,7 @@ def check(row, options, layer, args, call_options, limits):
     assert_close(group.code(), code)
     queries, keys = [0, 2, 2, -1, -1], [0, 3, 1, 2, -1]
     assert_close(codes(taps[0], queries, keys), code[:, :, queries, keys].transpose(1, 2))
-    assert_close(remade(row, options, group, code, **limits), group.output, rtol=1e-9, atol=1e-9)
+    assert_close(output_from_code(row, options, group, code, **limits), group.output, rtol=1e-9, atol=1e-9)
     hidden = ~torch.from_numpy(referee.sight(*code.shape, **limits))
     assert code[hidden].eq(0).all()
     if group.relates:

@@ -35,12 +35,12 @@ def by_head(x, weight, bias, heads):
     return torch.stack([x @ head_weight.T for head_weight in maps], -2) + (0 if bias is None else bias.view(heads, -1))
 
 
-def placed(x, norm):
+def normalised_and_rotated(x, norm):
     """Queries or keys, normalised and turned."""
     return ph.ops.rope(F.layer_norm(x, x.shape[-1:], norm.weight, eps=1e-6), torch.arange(x.shape[1])[:, None])
 
 
-def of_symbols(group, x, source, symbols):
+def symbol_arguments(group, x, source, symbols):
     """The arguments that heads with symbols compute by maps of their own."""
     tensors = {}
     if group.hidden is not None:
@@ -71,9 +71,9 @@ def arguments(layer, x, source):
             if name in size.takes:
                 tensors[name] = by_head(tokens, *rows[part * n + i], size.heads if name == "q" else size.kv_heads)
         if isinstance(group, SymbolGroup):
-            tensors |= of_symbols(group, x, source, layer.symbols[layer.source_of[i]](source))
+            tensors |= symbol_arguments(group, x, source, layer.symbols[layer.source_of[i]](source))
         for name, norm in zip("qk", layer.qk_norms[2 * i :], strict=False):
-            tensors[name] = previous[name] if layer.shared[i] else placed(tensors[name], norm)
+            tensors[name] = previous[name] if layer.shared[i] else normalised_and_rotated(tensors[name], norm)
         for name in WEIGHTS:
             if getattr(group, name, None) is not None:
                 tensors[name] = getattr(group, name)

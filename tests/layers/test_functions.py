@@ -26,7 +26,7 @@ def cosine_attention(q, k, v, *, keep=None, normalise=None, act=None, **options)
     return torch.einsum("bhts,bshe->bthe", code if keep is None else code * keep, v)
 
 
-def swallowing(q, k, v, *, mask, causal, **options):
+def without_keep(q, k, v, *, mask, causal, **options):
     return cosine_attention(q, k, v, mask=mask, causal=causal)
 
 
@@ -84,7 +84,7 @@ def test_the_function_and_its_code_are_given_the_same():
 
 
 # ------------------------------------------------------------------------------------------------------- without a code
-class Forwards(SoftmaxHeads):
+class WithOwnForward(SoftmaxHeads):
     def forward(self, call):
         return cosine_attention(call.q, call.k, call.v, mask=call.mask, causal=call.causal, keep=call.keep)
 
@@ -99,9 +99,9 @@ def test_an_unknown_code_is_refused_everywhere(assignment):
         group.use(squares)
     elif assignment == "assigned later":
         group.use(cosine_attention, cosine_code)
-        group.attend = swallowing
+        group.attend = without_keep
     else:
-        attention.groups[0] = Forwards(ph.Softmax(4), group.sizes)
+        attention.groups[0] = WithOwnForward(ph.Softmax(4), group.sizes)
     y, taps = tapped(attention, x)
     assert not torch.allclose(y, layer(ph.Softmax(4))(x))
     for call in (

@@ -33,7 +33,7 @@ def under_meta(make):
     return module.to_empty(device="cpu")
 
 
-TRIPS = {
+CONVERSIONS = {
     "plain": lambda make: make(),
     "meta": meta_then_cpu,
     "under meta": under_meta,
@@ -46,15 +46,15 @@ TRIPS = {
 
 # -------------------------------------------------------------------------------------------------------------- rotary
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
-@pytest.mark.parametrize("trip", TRIPS)
-def test_rotary_angles_survive(trip, layout):
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_rotary_angles_survive(conversion, layout):
     """Position 1025 and its neighbours are one number in bfloat16: a rounded table or position is far off."""
 
     def make(**to):
         return RotaryEmbedding(8, 500.0, 1100, layout=layout, **to)
 
     x, positions = draw(2, 5, 3, 8), torch.tensor([0, 1, 513, 1025, 1099])[:, None]
-    rotary = TRIPS[trip](make)
+    rotary = CONVERSIONS[conversion](make)
     assert not rotary.state_dict()
     assert not list(rotary.parameters())
     expected = rope(x, positions, theta=500.0, layout=layout)
@@ -80,7 +80,7 @@ def test_buckets_equal_the_original_tables(fixtures, length, bidirectional):
     np.testing.assert_array_equal(actual, expected)
     bias = RelativePositionBias(2, length, length, bidirectional)
     assert torch.equal(
-        spread(bias(length, length, offset=0), length, length), bias.table[:, torch.tensor(expected).long()]
+        to_dense(bias(length, length, offset=0), length, length), bias.table[:, torch.tensor(expected).long()]
     )
     assert torch.equal(bias.dense(positions[None], positions[None])[0], bias.table[:, torch.tensor(expected).long()])
 
@@ -94,7 +94,7 @@ def test_beyond_the_longest_distance_is_the_last_bucket():
     assert both.tolist() == [0, 9, 1, 15, 7]
 
 
-def spread(by_offset, t, s):
+def to_dense(by_offset, t, s):
     """Key j for query i is column j - i + t - 1."""
     assert by_offset.shape[-1] == t + s - 1
     dense = by_offset.new_empty(len(by_offset), t, s)
@@ -124,7 +124,7 @@ def test_by_offset_equals_dense(index, t, s, offset):
         expected = bias.table[:, torch.tensor(bucket).long()]
     else:
         expected = -torch.tensor([2**-4, 2**-8, 2**-2])[:, None, None] * distance.abs()
-    assert torch.equal(spread(bias(t, s, offset=offset), t, s), expected)
+    assert torch.equal(to_dense(bias(t, s, offset=offset), t, s), expected)
     assert torch.equal(bias.dense(queries[None], keys[None]), expected[None])
     shifted = bias.dense(torch.stack((queries, queries + 9)), torch.stack((keys, keys + 9)))
     assert torch.equal(shifted, expected.expand(2, -1, -1, -1))
@@ -141,9 +141,9 @@ def test_alibi_is_exact_in_bfloat16():
 
 
 # -------------------------------------------------------------------------------------------------- vectors for inputs
-@pytest.mark.parametrize("trip", ["meta", "half and back", "meta, then bfloat16"])
-def test_sinusoidal_positions_survive(trip):
-    sinusoidal = TRIPS[trip](lambda **to: SinusoidalPositions(1100, 6, 100.0, **to))
+@pytest.mark.parametrize("conversion", ["meta", "half and back", "meta, then bfloat16"])
+def test_sinusoidal_positions_survive(conversion):
+    sinusoidal = CONVERSIONS[conversion](lambda **to: SinusoidalPositions(1100, 6, 100.0, **to))
     positions = [0, 1, 513, 1025, 1099]
     expected = torch.empty(len(positions), 6, dtype=torch.float64)
     for row, position in zip(expected, positions, strict=True):

@@ -83,22 +83,22 @@ def test_a_frozen_library_is_kept_but_not_trained():
         assert build_symbols(ph.SymbolicAttention(dim=symbol_dim), dim).heads == heads
 
 
-def near(dim, **options):
+def relational_symbols(dim, **options):
     return build_symbols(ph.RelationalSymbols(**options), dim)
 
 
 MISTAKES = {
     "SymbolicAttention: m = 8 but x (b s m) = (1, 7, 4)": lambda x: build_symbols(ph.SymbolicAttention(), 8)(x),
-    "RelationalSymbols: m = 8 but x (b s m) = (1, 7, 4)": lambda x: near(8)(x),
+    "RelationalSymbols: m = 8 but x (b s m) = (1, 7, 4)": lambda x: relational_symbols(8)(x),
     "PositionSymbols: 7 positions but max_length is 6": lambda x: build_symbols(ph.PositionSymbols(), 4, max_length=6)(
         x[:, :3], first=4
     ),
     "RelativeSymbols: 7 positions but max_length is 6: give distance= to clip": lambda x: build_symbols(
         ph.RelativeSymbols(), 4, max_length=6
     )(x),
-    "a cache needs causal=True": lambda x: near(4)(x, cache=LayerCache()),
-    "first = 2 needs the tokens before it": lambda x: near(4, causal=True)(x, first=2),
-    "relations must divide 6 but is 4": lambda x: near(6, relations=4),
+    "a cache needs causal=True": lambda x: relational_symbols(4)(x, cache=LayerCache()),
+    "first = 2 needs the tokens before it": lambda x: relational_symbols(4, causal=True)(x, first=2),
+    "relations must divide 6 but is 4": lambda x: relational_symbols(6, relations=4),
     "heads must divide 12 and 9 but is 2": lambda x: build_symbols(ph.SymbolicAttention(dim=9, heads=2), 12),
 }
 

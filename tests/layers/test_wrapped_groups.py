@@ -21,7 +21,7 @@ F64 = torch.float64
 MECHANISMS = [mechanism for kind in zoo.KINDS for mechanism in zoo.variants(kind)[::8]]
 
 
-class Through(nn.Module):
+class Passthrough(nn.Module):
     """Passes on calls, but no attributes."""
 
     def __init__(self, inner):
@@ -32,7 +32,7 @@ class Through(nn.Module):
         return self.inner(*args, **kwargs)
 
 
-class Doubled(Through):
+class Doubled(Passthrough):
     """Passes on all attributes, but doubles the output."""
 
     def __getattr__(self, name):
@@ -70,7 +70,7 @@ def check_same(attention, reference, group):
         assert_close(parameter.grad, expected.grad)
 
 
-def refuses_its_code(attention, name):
+def check_code_is_refused(attention, name):
     (x,), taps = inputs(6), []
     message = rf"^{name}: the code of forward is not known: give it with the function"
     message += r", group\.use\(forward, code=\.\.\.\)$"
@@ -99,15 +99,15 @@ def test_a_group_in_a_wrapper_is_used_and_trained(mechanism):
     attention, reference = layer(mechanism), layer(mechanism)
     attention = adapted(attention, fill=False, target_modules=["out"], modules_to_save=["groups.0"]).base_model.model
     check_same(attention, reference, attention.groups[0].modules_to_save["default"])
-    refuses_its_code(attention, "ModulesToSaveWrapper")
+    check_code_is_refused(attention, "ModulesToSaveWrapper")
     attention, reference, (x,) = layer(mechanism), layer(mechanism), inputs(6)
-    attention.groups[0] = Through(attention.groups[0])
+    attention.groups[0] = Passthrough(attention.groups[0])
     if isinstance(mechanism, config.SymbolHeads):
-        message = "^Through: relational heads must have a method features, wrapped ones as well$"
+        message = "^Passthrough: relational heads must have a method features, wrapped ones as well$"
         refused(lambda: attention(x), message)
     else:
         check_same(attention, reference, attention.groups[0])
-        refuses_its_code(attention, "Through")
+        check_code_is_refused(attention, "Passthrough")
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS, ids=str)
@@ -118,13 +118,13 @@ def test_a_wrapper_that_computes_something_else_is_shown_as_such(mechanism, eage
         with torch.no_grad():
             reference.out.weight[:, :12] *= 2
         assert_close(attention(x), reference(x))
-        refuses_its_code(attention, "Doubled")
+        check_code_is_refused(attention, "Doubled")
 
 
 def test_the_sum_that_linear_heads_kept_is_lost_on_no_wrapper(eager):
     attention, (x,) = layer(ph.Linear(2)), inputs(6)
     expected, linear = attention(x), attention.groups[0]
-    for wrap in (eager, Through):
+    for wrap in (eager, Passthrough):
         cache = LayerCache()
         attention.groups[0] = linear
         attention(x[:, :3], cache=cache)
@@ -133,7 +133,7 @@ def test_the_sum_that_linear_heads_kept_is_lost_on_no_wrapper(eager):
         if wrap is eager:
             assert_close(call(), expected[:, 3:])
         else:
-            refused(call, "linear heads kept the sum of earlier tokens, but a Through came$")
+            refused(call, "linear heads kept the sum of earlier tokens, but a Passthrough came$")
 
 
 def test_a_partial_with_other_options_is_a_users_function():

@@ -1,4 +1,4 @@
-"""CoRelNet, PrediNet and the original Abstractor: equality to loops, sizes, and which inputs affect an output."""
+"""CoRelNet, PrediNet and the original Abstractor: equality to loops, use as an encoder, padding, bad input."""
 
 import math
 
@@ -16,7 +16,7 @@ F64 = torch.float64
 IMAGES, TWO = ph.Patches((3, 36, 36), (12, 12), norm=True), ph.Classes(2)
 
 
-def stirred(settings):
+def randomised(settings):
     """A network in float64 whose parameters, biases and gains included, are random."""
     model = build(settings, dtype=F64).eval()
     generator = torch.Generator().manual_seed(1)
@@ -38,7 +38,7 @@ def dot(a, b):
 # ------------------------------------------------------------------------------------------ loops
 @pytest.mark.parametrize("normalised", [True, False])
 def test_corelnet_is_its_equation(normalised):
-    model = stirred(ph.CoRelNetConfig(ph.Vectors(5), ph.Classes(3), dim=6, length=4, hidden=7, softmax=normalised))
+    model = randomised(ph.CoRelNetConfig(ph.Vectors(5), ph.Classes(3), dim=6, length=4, hidden=7, softmax=normalised))
     x = draw(2, 4, 5)
     for row, output in some(zip(x, model(x), strict=True)):
         e = []
@@ -55,7 +55,9 @@ def test_corelnet_is_its_equation(normalised):
 
 
 def test_predinet_is_its_equation():
-    model = stirred(ph.PrediNetConfig(ph.Vectors(5), ph.Classes(3), dim=6, length=4, heads=3, relations=2, key_dim=5))
+    model = randomised(
+        ph.PrediNetConfig(ph.Vectors(5), ph.Classes(3), dim=6, length=4, heads=3, relations=2, key_dim=5)
+    )
     x = draw(2, 4, 5)
     for row, output in some(zip(x, model(x), strict=True)):
         objects = []
@@ -79,7 +81,7 @@ def test_predinet_is_its_equation():
 def test_the_abstractor_is_its_equation(act, self_attention):
     settings = {"dim": 6, "layers": 2, "heads": 2, "head_dim": 4, "hidden": 7, "max_length": 5}
     settings |= {"self_attention": self_attention, "encoder_layers": int(self_attention)}
-    model = stirred(ph.AbstractorConfig(ph.Vectors(5), ph.Classes(2), **settings, act=act))
+    model = randomised(ph.AbstractorConfig(ph.Vectors(5), ph.Classes(2), **settings, act=act))
 
     def attend(attention, heads, x, **options):
         reference = ph.MultiHeadAttention(6, heads, bias=True, own_symbols=False, dtype=F64).eval()
@@ -102,9 +104,7 @@ def test_the_abstractor_is_its_equation(act, self_attention):
     torch.testing.assert_close(model(vectors, mask), model.outputs.linear(mean))
 
 
-# ------------------------------------------------------------------------------------------ sizes
-
-
+# ------------------------------------------------------------------------------------------ as an encoder
 def test_a_decoder_reads_the_abstract_states():
     task = ObjectSorting(length=4, examples=8)
     encoder = ph.AbstractorConfig(task.source, dim=16, heads=2, layers=1)
@@ -120,8 +120,6 @@ def test_a_decoder_reads_the_abstract_states():
 
 
 # ------------------------------------------------------------------------------------------ bad input
-
-
 def test_mistakes_are_one_line():
     model, long = build(ph.CoRelNetConfig(ph.Vectors(5), ph.Classes(2), length=4)), torch.zeros(2, 4, 5)
     short = build(ph.AbstractorConfig(ph.Vectors(5), dim=8, max_length=3))
@@ -139,7 +137,7 @@ def test_mistakes_are_one_line():
 
 
 def test_an_abstractor_takes_no_padding_for_a_neighbour():
-    model = stirred(ph.AbstractorConfig(ph.Vectors(3), dim=8, symbols=ph.RelationalSymbols(count=4)))
+    model = randomised(ph.AbstractorConfig(ph.Vectors(3), dim=8, symbols=ph.RelationalSymbols(count=4)))
     x, padding = draw(2, 5, 3), draw(2, 2, 3, seed=1)
     mask = torch.arange(7).expand(2, -1) < 5
     torch.testing.assert_close(model(torch.cat((x, padding), 1), mask)[:, :5], model(x))

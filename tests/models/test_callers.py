@@ -14,13 +14,13 @@ import polyhead as ph
 from polyhead import config
 
 F64 = torch.float64
-PICKS = ph.Relational(1, symbols=ph.SymbolicAttention())
-READS = ph.TransformerConfig(
-    ph.Vectors(5), ph.Values(2), dim=24, layers=2, heads=[ph.Hyla(2), PICKS, ph.Softmax(1)], positions=ph.Rotary()
+RELATIONAL = ph.Relational(1, symbols=ph.SymbolicAttention())
+BIDIRECTIONAL = ph.TransformerConfig(
+    ph.Vectors(5), ph.Values(2), dim=24, layers=2, heads=[ph.Hyla(2), RELATIONAL, ph.Softmax(1)], positions=ph.Rotary()
 )
-WRITES = replace(READS, inputs=ph.Tokens(7), outputs=ph.Logits(7), causal=True, positions=ph.RelativeBias(8))
-WRITES = replace(WRITES, heads=zoo.FEW["all 1"], dim=zoo.width(zoo.FEW["all 1"]))
-OFFSETS = replace(WRITES, heads=[ph.Relational(2, symbols=ph.RelativeSymbols(distance=5))], dim=16)
+DECODER = replace(BIDIRECTIONAL, inputs=ph.Tokens(7), outputs=ph.Logits(7), causal=True, positions=ph.RelativeBias(8))
+DECODER = replace(DECODER, heads=zoo.FEW["all 1"], dim=zoo.width(zoo.FEW["all 1"]))
+RELATIVE_SYMBOLS = replace(DECODER, heads=[ph.Relational(2, symbols=ph.RelativeSymbols(distance=5))], dim=16)
 
 
 def inputs_of(settings, t, b=2):
@@ -28,7 +28,7 @@ def inputs_of(settings, t, b=2):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("settings", [WRITES, OFFSETS], ids=["decoder", "offsets"])
+@pytest.mark.parametrize("settings", [DECODER, RELATIVE_SYMBOLS], ids=["decoder", "offsets"])
 def test_exported_saved_and_loaded_it_takes_any_batch_and_length(settings):
     """Up to 4096, beyond the sizes at which "auto" changes its mind; made of PyTorch's own operations only."""
     settings = replace(settings, layers=1, max_length=4096)
@@ -45,7 +45,7 @@ def test_exported_saved_and_loaded_it_takes_any_batch_and_length(settings):
         assert_close(loaded(x), model(x), atol=1e-9, rtol=1e-9)
 
 
-TIED = replace(WRITES, outputs=ph.Logits(7, tied=True, scaled=True), positions=ph.Rotary())
+TIED = replace(DECODER, outputs=ph.Logits(7, tied=True, scaled=True), positions=ph.Rotary())
 
 
 def test_a_tied_table_is_one_after_any_loading():
@@ -76,7 +76,7 @@ def test_a_tied_table_is_one_after_any_loading():
 @pytest.mark.parametrize("positions", [ph.Rotary(), ph.RelativeBias(), ph.Alibi(), ph.Sinusoidal()], ids=repr)
 def test_off_the_meta_device_by_assigning_it_compiles_at_once(positions):
     """A compiled graph cannot compute the constants, which no state has."""
-    settings = replace(WRITES, heads=(ph.Softmax(2),), dim=24, layers=1, positions=positions)
+    settings = replace(DECODER, heads=(ph.Softmax(2),), dim=24, layers=1, positions=positions)
     model, x = build(settings), inputs_of(settings, 6)
     empty = ph.Transformer(settings, dtype=F64, device="meta").eval()
     empty.load_state_dict(model.state_dict(), assign=True)
@@ -88,7 +88,7 @@ def test_off_the_meta_device_by_assigning_it_compiles_at_once(positions):
 
 
 # -------------------------------------------------------------------------------------------------------- checkpointing
-DROPS = replace(READS, dropout=0.3, residual_dropout=0.2, feedforward=ph.Experts(3, 2, hidden=8))
+WITH_DROPOUT = replace(BIDIRECTIONAL, dropout=0.3, residual_dropout=0.2, feedforward=ph.Experts(3, 2, hidden=8))
 
 
 def loss_and_gradients(model, x):
@@ -99,8 +99,8 @@ def loss_and_gradients(model, x):
 
 def test_checkpointing_changes_no_bit():
     """Dropout draws the same again, the balance of experts counts; every block runs twice, in training only."""
-    x, calls = inputs_of(DROPS, 6).requires_grad_(), []
-    plain, checkpointed = build(DROPS).train(), build(replace(DROPS, checkpoint=True)).train()
+    x, calls = inputs_of(WITH_DROPOUT, 6).requires_grad_(), []
+    plain, checkpointed = build(WITH_DROPOUT).train(), build(replace(WITH_DROPOUT, checkpoint=True)).train()
     for block in checkpointed.blocks:
         block.register_forward_pre_hook(lambda block, _: calls.append(list(checkpointed.blocks).index(block)))
     for actual, expected in zip(loss_and_gradients(checkpointed, x), loss_and_gradients(plain, x), strict=True):
@@ -112,14 +112,16 @@ def test_checkpointing_changes_no_bit():
     checkpointed.eval()(x).sum().backward()
     assert calls == [0, 1, 0, 1]
     assert len(taps) == 2
-    assert config.digest(replace(DROPS, checkpoint=True)) == config.digest(DROPS)
+    assert config.digest(replace(WITH_DROPOUT, checkpoint=True)) == config.digest(WITH_DROPOUT)
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients
 def test_every_trained_parameter_gets_a_gradient():
     """DistributedDataParallel waits for each.  Hidden features leave the joint projections without rows."""
     heads = [ph.Relational(2, hidden=8), ph.Abstractor(1, hidden=8)]
-    model = build(replace(WRITES, heads=heads, dim=24, bias=True, encoder=replace(READS, dim=24), cross_heads=heads))
-    model(inputs_of(WRITES, 6), source=inputs_of(READS, 4)).square().sum().backward()
+    model = build(
+        replace(DECODER, heads=heads, dim=24, bias=True, encoder=replace(BIDIRECTIONAL, dim=24), cross_heads=heads)
+    )
+    model(inputs_of(DECODER, 6), source=inputs_of(BIDIRECTIONAL, 4)).square().sum().backward()
     assert [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
     assert model.blocks[0].attention.qkv.weight.shape == model.blocks[0].cross.qkv.weight.shape == (0, 24)

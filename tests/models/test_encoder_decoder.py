@@ -10,31 +10,39 @@ from zoo import fresh as build
 
 import polyhead as ph
 
-READS = ph.TransformerConfig(
+ENCODER = ph.TransformerConfig(
     ph.Tokens(7), ph.Logits(7), dim=16, layers=1, heads=[ph.Softmax(4)], max_length=12, feedforward=ph.Mlp(20)
 )
-WRITES = replace(
-    READS,
+ENCODER_DECODER = replace(
+    ENCODER,
     inputs=ph.Tokens(9, scaled=True),
     outputs=ph.Logits(9, tied=True),
     layers=2,
     causal=True,
-    encoder=READS,
+    encoder=ENCODER,
     positions=ph.Sinusoidal(),
 )
-NEAR = ph.Relational(2, symbols=ph.RelationalSymbols(count=5, neighbours=1))
+NEIGHBOURS = ph.Relational(2, symbols=ph.RelationalSymbols(count=5, neighbours=1))
 VARIANTS = {
-    "softmax": WRITES,
-    "post": replace(WRITES, norm_order="post", final_norm=False, encoder=replace(READS, norm_order="post", norm="rms")),
-    "rotary": replace(WRITES, positions=ph.Rotary(), encoder=replace(READS, positions=ph.Rotary(), dim=16, layers=3)),
+    "softmax": ENCODER_DECODER,
+    "post": replace(
+        ENCODER_DECODER, norm_order="post", final_norm=False, encoder=replace(ENCODER, norm_order="post", norm="rms")
+    ),
+    "rotary": replace(
+        ENCODER_DECODER, positions=ph.Rotary(), encoder=replace(ENCODER, positions=ph.Rotary(), dim=16, layers=3)
+    ),
     "dual": replace(
-        WRITES,
+        ENCODER_DECODER,
         heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention())],
         cross_heads=[ph.Softmax(1), ph.Relational(3, symbols=ph.SymbolicAttention(count=4))],
-        encoder=replace(READS, heads=[ph.Hyla(2), NEAR], layers=2),
+        encoder=replace(ENCODER, heads=[ph.Hyla(2), NEIGHBOURS], layers=2),
     ),
-    "neighbours": replace(WRITES, cross_heads=[NEAR, ph.Relational(2, symbols=ph.PositionSymbols(shared=False))]),
-    "vectors": replace(WRITES, encoder=replace(READS, inputs=ph.Vectors(3)), outputs=ph.Logits(9, bias=True)),
+    "neighbours": replace(
+        ENCODER_DECODER, cross_heads=[NEIGHBOURS, ph.Relational(2, symbols=ph.PositionSymbols(shared=False))]
+    ),
+    "vectors": replace(
+        ENCODER_DECODER, encoder=replace(ENCODER, inputs=ph.Vectors(3)), outputs=ph.Logits(9, bias=True)
+    ),
 }
 
 
@@ -48,8 +56,8 @@ def data(settings, b=2, t=5, s=6):
 
 @pytest.mark.parametrize("norm_order", ["pre", "post"])
 def test_it_is_its_equation(norm_order):
-    model = build(replace(WRITES, norm_order=norm_order, layers=1, final_norm=True))
-    x, source = data(WRITES)
+    model = build(replace(ENCODER_DECODER, norm_order=norm_order, layers=1, final_norm=True))
+    x, source = data(ENCODER_DECODER)
     encoder, block = model.encoder, model.blocks[0]
     context = encoder.norm(encoder.blocks[0](encoder.inputs.table(source)))
     y = model.inputs.table(x) * 4.0 + model.positions(torch.arange(5))
@@ -107,23 +115,23 @@ def test_taps_have_names_and_assignments_of_symbols():
 
 
 def test_experts_of_both_sides_add_their_balance():
-    reads = replace(READS, feedforward=ph.Experts(3, 1, hidden=8, balance=10.0))
-    model = build(replace(WRITES, feedforward=ph.Experts(3, 1, hidden=8, balance=0.1), encoder=reads))
+    encoder = replace(ENCODER, feedforward=ph.Experts(3, 1, hidden=8, balance=10.0))
+    model = build(replace(ENCODER_DECODER, feedforward=ph.Experts(3, 1, hidden=8, balance=0.1), encoder=encoder))
     with pytest.raises(ValueError, match="auxiliary_loss is of the last forward pass, but there was none"):
         model.auxiliary_loss()
-    x, source = data(WRITES)
+    x, source = data(ENCODER_DECODER)
     model(x, source=source)
     loads = [block.feedforward.balance_loss for block in (*model.encoder.blocks, *model.blocks)]
     assert_close(model.auxiliary_loss(), 10.0 * loads[0] + 0.1 * (loads[1] + loads[2]))
-    assert build(WRITES).auxiliary_loss() == 0.0
+    assert build(ENCODER_DECODER).auxiliary_loss() == 0.0
 
 
 NO_SOURCE = r"Transformer: it has no encoder, so no source \(or its mask\) was wanted but one came"
 
 
 def test_mistakes_are_one_line():
-    model, (x, source) = build(WRITES), data(WRITES)
-    decoder_only, encoded = build(replace(WRITES, encoder=None)), model.encode(source)
+    model, (x, source) = build(ENCODER_DECODER), data(ENCODER_DECODER)
+    decoder_only, encoded = build(replace(ENCODER_DECODER, encoder=None)), model.encode(source)
     relative, short_mask = ph.Relational(4, symbols=ph.RelativeSymbols()), torch.ones(2, 1).bool()
     for call, message in (
         (lambda: model(x), "Transformer: its encoder reads a source: source or, once encoded, encoded must be given"),
@@ -133,9 +141,12 @@ def test_mistakes_are_one_line():
         (lambda: decoder_only.encode(source), "Transformer: it has no encoder, so no source was wanted but one came"),
         (lambda: model(x, source=source[:1]), r"b = 2 in inputs but 1 in source \(b s\) = \(1, 6\)"),
         (lambda: model(x, encoded=encoded, source_mask=short_mask), r"source_mask .* \(2, 6\), but is \(2, 1\)"),
-        (lambda: replace(WRITES, encoder=replace(READS, dim=8)), "the encoder's dim is 8 but the decoder's 16"),
-        (lambda: replace(READS, cross_heads=ph.Softmax(4)), "cross_heads look at an encoder, but encoder is None"),
-        (lambda: replace(WRITES, cross_heads=relative), "another sequence, which has no RelativeSymbols"),
+        (
+            lambda: replace(ENCODER_DECODER, encoder=replace(ENCODER, dim=8)),
+            "the encoder's dim is 8 but the decoder's 16",
+        ),
+        (lambda: replace(ENCODER, cross_heads=ph.Softmax(4)), "cross_heads look at an encoder, but encoder is None"),
+        (lambda: replace(ENCODER_DECODER, cross_heads=relative), "another sequence, which has no RelativeSymbols"),
     ):
         refused(call, message)
 
@@ -144,8 +155,8 @@ def test_mistakes_are_one_line():
 def test_compiles_whole_for_any_length():
     """And any feed-forward layer; heads of every kind are in test_callers.py."""
     base = VARIANTS["softmax"]
-    reads = replace(base.encoder, heads=base.encoder.heads[-1:], layers=1, feedforward=ph.Experts(3, 2, hidden=8))
-    settings = replace(base, layers=1, encoder=reads, feedforward=ph.Swiglu())
+    encoder = replace(base.encoder, heads=base.encoder.heads[-1:], layers=1, feedforward=ph.Experts(3, 2, hidden=8))
+    settings = replace(base, layers=1, encoder=encoder, feedforward=ph.Swiglu())
     model, eager = build(settings), build(settings)
     model.compile(fullgraph=True, dynamic=True, backend="eager")
     for t, s, stance in ((9, 10, "default"), (11, 13, "fail_on_recompile")):

@@ -40,9 +40,9 @@ def test_a_window_of_the_model_hides_distant_tokens(causal):
     set."""
     settings = replace(BASE, window=2, causal=causal)
     model, x = build(settings), torch.randn(1, 7, 5, dtype=torch.float64, requires_grad=True)
-    (heard,) = torch.autograd.grad(model(x)[0, 3].sum(), x)
-    near = [abs(i - 3) <= 2 and (i <= 3 or not causal) for i in range(7)]
-    assert heard[0].ne(0).any(-1).tolist() == near
+    (gradient,) = torch.autograd.grad(model(x)[0, 3].sum(), x)
+    is_near = [abs(i - 3) <= 2 and (i <= 3 or not causal) for i in range(7)]
+    assert gradient[0].ne(0).any(-1).tolist() == is_near
     assert_close(model(x, tail=2), model(x)[:, -2:])
     assert config.digest(replace(BASE, window=None)) == config.digest(BASE) != config.digest(settings)
     refused(lambda: replace(BASE, window=0), "TransformerConfig: window must be int >= 1 but is 0")

@@ -10,7 +10,7 @@ import polyhead as ph
 V = 256
 
 
-def start(ends, dim, layers, preset):
+def initial_loss(ends, dim, layers, preset):
     """The mean loss over all tokens that may follow."""
     torch.manual_seed(0)
     options = {"feedforward": ph.Swiglu(64), "positions": ph.Rotary(), "causal": True, "init": preset}
@@ -31,4 +31,4 @@ def start(ends, dim, layers, preset):
     ids=str,
 )
 def test_the_loss_begins_near_that_of_knowing_nothing(size, ends, preset):
-    assert start(ends, *size, preset) == pytest.approx(math.log(V), rel=0.05)
+    assert initial_loss(ends, *size, preset) == pytest.approx(math.log(V), rel=0.05)

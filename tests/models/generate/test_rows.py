@@ -19,15 +19,15 @@ from polyhead.models.generate.tokens import generate, stream
 BASE = ph.TransformerConfig(
     ph.Tokens(12), ph.Logits(12), dim=16, layers=1, heads=ph.Softmax(4), max_length=24, causal=True
 )
-READS = replace(BASE, inputs=ph.Tokens(7), causal=False, positions=ph.Sinusoidal())
+ENCODER = replace(BASE, inputs=ph.Tokens(7), causal=False, positions=ph.Sinusoidal())
 DUAL = replace(
     BASE,
     heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.RelationalSymbols(count=5))],
     cross_heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention(count=5))],
-    encoder=replace(READS, heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.PositionSymbols())]),
+    encoder=replace(ENCODER, heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.PositionSymbols())]),
 )
 VARIANTS = zoo.models(zoo.FEW, layers=1) | {
-    "encoder": replace(BASE, encoder=READS, positions=ph.Rotary(), outputs=ph.Logits(12, tied=True)),
+    "encoder": replace(BASE, encoder=ENCODER, positions=ph.Rotary(), outputs=ph.Logits(12, tied=True)),
     "dual encoder": DUAL,
 }
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7], [8], [9, 10, 11]]
