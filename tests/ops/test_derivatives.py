@@ -29,10 +29,10 @@ LATE = ("rows at once", "gradients by vmap")
 """Ways of which a call knows nothing, but its backward pass does."""
 
 
-def build(op, arguments, problem, t, s=None, p=1, **sizes):
-    """The op as a function of its tensors by autograd's own names, and the tensors."""
-    sizes = {"b": 1, "h": 2, "g": 1, "d": 2, "e": 2, **sizes}
-    return [x.detach() for x in arguments(op, problem(t, s or t, **sizes)[0], r=2, p=p)]
+def tensors_of(op, arguments, problem, t):
+    """The tensors of a small call, which require no gradient."""
+    qkv, _ = problem(t, t, b=1, h=2, g=1, d=2, e=2)
+    return [x.detach() for x in arguments(op, qkv, r=2, p=1)]
 
 
 def derivatives(run, x):
@@ -93,7 +93,7 @@ def _worth_it(monkeypatch):
 @pytest.mark.usefixtures("_worth_it")
 @pytest.mark.parametrize("op", IMPLS)
 def test_every_way_to_a_derivative_is_that_of_the_reference(problem, arguments, op):
-    q, *others = build(op, arguments, problem, 3)
+    q, *others = tensors_of(op, arguments, problem, 3)
 
     def attention(impl):
         return lambda q: resolve(op, impl)(q, *others, causal=True)
@@ -105,7 +105,7 @@ def test_every_way_to_a_derivative_is_that_of_the_reference(problem, arguments, 
 def test_custom_ops_refuse_in_one_line(problem, arguments, op, impl):
     if impl == "triton" and not KERNELS_RUN:
         pytest.skip("needs triton's interpreter")
-    q, *others = build(op, arguments, problem, 2)
+    q, *others = tensors_of(op, arguments, problem, 2)
     message = f"impl '{impl}' takes no vmap, derivatives of torch.func or forward mode; use impl='auto' or 'reference'$"
     late_message = f"impl '{impl}' takes no batched gradients; use impl='reference' or torch.func$"
     for name, derivative in some(derivatives(lambda q: resolve(op, impl)(q, *others, causal=True), q)):

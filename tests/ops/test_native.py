@@ -229,11 +229,15 @@ def test_a_check_whose_verdict_cannot_be_kept_is_made_again(sandbox, monkeypatch
     write_copying_compiler(sandbox, library)
     assert native.load_error("hyla") is None
     checks = []
-    monkeypatch.setattr(native, "worst_error", lambda *arguments: checks.append(arguments) or 0.0)
+
+    def no_error(*arguments):
+        checks.append(arguments)
+        return 0.0
 
     def read_only(*arguments):
         raise OSError("read-only")
 
+    monkeypatch.setattr(native, "worst_error", no_error)
     monkeypatch.setattr(native, "_verdict_file", read_only)
     native._LIBRARIES.clear()
     assert native.load_error("hyla") is None
