@@ -53,8 +53,8 @@ NUMPY = {
     "run_softmax": lambda x, dim: oracle.softmax(oracle.f64(x), dim),
     "run_rope": lambda d, theta, length, x, positions: oracle.turn(oracle.f64(x), positions.tolist(), theta),
     "run_scaled_dot_product_attention": lambda q, k, v, mask: oracle.attend(*map(oracle.f64, (q, k, v)), mask.numpy()),
-    "run_multihead_self_attention": lambda d, h, *rest: oracle.mha(
-        oracle.f64(rest[-1]), *map(oracle.f64, rest[:-1]), h
+    "run_multihead_self_attention": lambda d, h, wq, wk, wv, wo, x: oracle.mha(
+        oracle.f64(x), *map(oracle.f64, (wq, wk, wv, wo)), h
     ),
     "run_multihead_self_attention_with_rope": lambda d, h, length, theta, wq, wk, wv, wo, x, positions: oracle.mha(
         oracle.f64(x), *map(oracle.f64, (wq, wk, wv, wo)), h, positions[0].tolist(), theta
@@ -115,12 +115,12 @@ FUNCTIONS = {
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_equals_pytorchs_to_rounding(name, dtype, scale):
     """At 1e4, where exponentials of the numbers, squares and products overflow in half precision, too."""
-    ours, theirs = FUNCTIONS[name]
+    function, torch_function = FUNCTIONS[name]
     x = (oracle.draw(7, 3, 5, 8).clamp(-2, 2) * scale).to(dtype).requires_grad_()
     rounding = 8 * torch.finfo(dtype).eps
     results = []
-    wide = torch.promote_types(dtype, torch.float32)
-    for y in (ours(x), theirs(x.to(wide)).to(dtype)):
+    reference_dtype = torch.promote_types(dtype, torch.float32)
+    for y in (function(x), torch_function(x.to(reference_dtype)).to(dtype)):
         results.append((y, torch.autograd.grad(y.sin().sum(), x)[0]))
     for result, expected in zip(*results, strict=True):
         assert result.isfinite().all()

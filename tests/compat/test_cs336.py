@@ -40,11 +40,11 @@ def fill(module, weights):
 def test_transformer_lm(weights, length):
     """In float64 within 1e-9: only rounding is left in float32."""
     ids = torch.randint(V, (B, length), generator=torch.Generator().manual_seed(6))
-    wanted = lm(ids, weights, L, H, THETA)
-    for dtype, near in ((torch.float32, {"atol": 1e-4}), (torch.float64, {"atol": 1e-9, "rtol": 0})):
-        given = {key: value.to(dtype) for key, value in weights.items()}
-        close(fill(cs336.TransformerLM(V, CONTEXT, D, L, H, FF, THETA), given)(ids), wanted, **near)
-        close(cs336.load(given, heads=H, theta=THETA, context=CONTEXT)(ids), wanted, **near)
+    expected = lm(ids, weights, L, H, THETA)
+    for dtype, tolerance in ((torch.float32, {"atol": 1e-4}), (torch.float64, {"atol": 1e-9, "rtol": 0})):
+        state = {key: value.to(dtype) for key, value in weights.items()}
+        close(fill(cs336.TransformerLM(V, CONTEXT, D, L, H, FF, THETA), state)(ids), expected, **tolerance)
+        close(cs336.load(state, heads=H, theta=THETA, context=CONTEXT)(ids), expected, **tolerance)
 
 
 def test_attention(weights, x):
@@ -52,11 +52,12 @@ def test_attention(weights, x):
     names = [f"{name}_proj.weight" for name in ("q", "k", "v", "output")]
     state = {name: weights[f"layers.0.attn.{name}"] for name in names}
     rotary = fill(cs336.MultiHeadSelfAttention(D, H, CONTEXT, THETA), state)
-    where = torch.stack([torch.randperm(CONTEXT, generator=torch.Generator().manual_seed(i))[:T] for i in range(B)])
-    rows = [mha(f64(x[i]), *map(f64, state.values()), H, where[i].tolist(), THETA) for i in range(B)]
-    close(rotary(x, where), np.stack(rows))
-    close(rotary(x.view(2, 2, T, D), where.view(2, 2, T)), np.stack(rows).reshape(2, 2, T, D))
-    close(rotary(x[0], where[0]), rows[0])
+    generator = torch.Generator().manual_seed(0)
+    positions = torch.stack([torch.randperm(CONTEXT, generator=generator)[:T] for _ in range(B)])
+    rows = [mha(f64(x[i]), *map(f64, state.values()), H, positions[i].tolist(), THETA) for i in range(B)]
+    close(rotary(x, positions), np.stack(rows))
+    close(rotary(x.view(2, 2, T, D), positions.view(2, 2, T)), np.stack(rows).reshape(2, 2, T, D))
+    close(rotary(x[0], positions[0]), rows[0])
     assert rotary(x[:, :0]).shape == (B, 0, D)
 
 
@@ -66,13 +67,13 @@ def test_theta_and_positions():
     models += [cs336.TransformerLM(11, 8, 8, 1, 2, 16, rope_theta=50.0)]
     for model in models[1:]:
         model.load_state_dict(models[0].state_dict())
-    given, usual, named = (model(torch.arange(8)[None]) for model in models)
-    assert torch.equal(given, named)
-    assert not torch.allclose(given, usual)
-    block, x, where = models[0].layers[0], torch.randn(1, 4, 8), torch.tensor([0, 2, 3, 7])
-    y = x + block.attn(block.ln1(x), where)
-    torch.testing.assert_close(block(x, where), y + block.ffn(block.ln2(y)))
-    assert not torch.allclose(block(x, where), block(x))
+    with_theta, without_theta, by_name = (model(torch.arange(8)[None]) for model in models)
+    assert torch.equal(with_theta, by_name)
+    assert not torch.allclose(with_theta, without_theta)
+    block, x, positions = models[0].layers[0], torch.randn(1, 4, 8), torch.tensor([0, 2, 3, 7])
+    y = x + block.attn(block.ln1(x), positions)
+    torch.testing.assert_close(block(x, positions), y + block.ffn(block.ln2(y)))
+    assert not torch.allclose(block(x, positions), block(x))
 
 
 # ------------------------------------------------------------------------------------- checkpoints
@@ -83,11 +84,11 @@ def small():
 def test_load_infers_the_sizes_and_saves_the_same_bits():
     course = small()
     model = cs336.load(course, heads=4, theta=500.0, context=20)
-    c = model.config
-    assert (c.inputs, c.outputs, c.dim, c.layers) == (ph.Tokens(50), ph.Logits(50), 16, 2)
-    assert (c.heads, c.feedforward, c.max_length) == ((ph.Softmax(4),), ph.Swiglu(64), 20)
-    assert c.positions == ph.Rotary(theta=500.0)
-    assert (c.norm, c.norm_eps, c.norm_order, c.causal) == ("rms", 1e-5, "pre", True)
+    config = model.config
+    assert (config.inputs, config.outputs, config.dim, config.layers) == (ph.Tokens(50), ph.Logits(50), 16, 2)
+    assert (config.heads, config.feedforward, config.max_length) == ((ph.Softmax(4),), ph.Swiglu(64), 20)
+    assert config.positions == ph.Rotary(theta=500.0)
+    assert (config.norm, config.norm_eps, config.norm_order, config.causal) == ("rms", 1e-5, "pre", True)
     saved = cs336.save(model)
     assert set(saved) == set(course)
     for key, value in course.items():

@@ -74,19 +74,19 @@ for number, act in enumerate(("identity", "relu", "tanh", "gelu", "sigmoid", "si
 def test_outputs_and_gradients_are_those_of_the_package(name):
     arguments = MODELS[name]
     package = package_model(arguments)
-    ours = dual_attention.load(package.state_dict(), arguments)
+    model = dual_attention.load(package.state_dict(), arguments)
     tokens = torch.randint(VOCAB, (2, 7))
-    logits = ours(tokens)
+    logits = model(tokens)
     expected = package(tokens)[0]
     assert expected.std() > 0.1, "constant outputs prove nothing"
     assert_close(logits, expected, **NEAR)
 
     cotangent = torch.randn_like(logits) / 10
     torch.autograd.backward((logits, expected), (cotangent, cotangent))
-    parameters = dict(ours.named_parameters(remove_duplicate=False))
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     package_parameters = dict(package.named_parameters(remove_duplicate=False))
     num_compared = 0
-    for mapping in of_model(ours, is_dual="n_heads_ra" in arguments):
+    for mapping in of_model(model, is_dual="n_heads_ra" in arguments):
         for key in package_parameters.keys() & set(mapping.keys):
             # What the package does not train is no parameter of ours.
             assert (mapping.names[0] in parameters) == package_parameters[key].requires_grad
@@ -112,9 +112,9 @@ def test_a_folder_of_the_packages_hub_class_is_read(tmp_path):
 def test_devices_dtypes_and_prefixes():
     state = package_model(PLAIN).state_dict()
     half = {f"_orig_mod.{key}": value.to(torch.bfloat16) for key, value in state.items()}
-    ours = dual_attention.load(half, PLAIN, dropout_rate=0.3)
-    assert (ours.config.dropout, ours.config.residual_dropout) == (0.3, 0.3)
-    assert {parameter.dtype for parameter in ours.parameters()} == {torch.bfloat16}
+    model = dual_attention.load(half, PLAIN, dropout_rate=0.3)
+    assert (model.config.dropout, model.config.residual_dropout) == (0.3, 0.3)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert dual_attention.load({key: value.to("meta") for key, value in state.items()}, PLAIN).norm.weight.is_meta
 
 

@@ -33,8 +33,8 @@ def tutorial(params, x, source, mask):
     (wq, bq), (wk, bk), (wv, bv), (wo, bo) = ([torch.tensor(p[part]) for part in "wb"] for p in params.values())
     rows = (x @ wq + bq, source @ wk + bk, source @ wv + bv)
     q, k, v = (row.unflatten(-1, (H, -1)).transpose(1, 2) for row in rows)
-    look = None if mask is None else torch.tensor(mask != 0)[:, None]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=look).transpose(1, 2).flatten(2) @ wo + bo
+    visible = None if mask is None else torch.tensor(mask != 0)[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=visible).transpose(1, 2).flatten(2) @ wo + bo
 
 
 def masks(length):
@@ -49,32 +49,32 @@ def masks(length):
 
 @pytest.mark.parametrize("cross", [False, True])
 def test_ours_equals_the_tutorial(cross):
-    x, other = torch.randn(B, S, D, dtype=F64), torch.randn(B, S + 3, D, dtype=F64)
-    source = other if cross else x
+    x, context = torch.randn(B, S, D, dtype=F64), torch.randn(B, S + 3, D, dtype=F64)
+    source = context if cross else x
     attention = from_haiku(tree(), heads=H)
     for mask in (None, *masks(source.shape[1])):
         allowed = None if mask is None else from_haiku_mask(mask)
-        y = attention(x, other if cross else None, mask=allowed)
+        y = attention(x, context if cross else None, mask=allowed)
         assert_close(y, tutorial(tree(), x, source, mask), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_there_and_back_are_the_same_bits(dtype):
     """Also of copies: what becomes of the module later changes nothing."""
-    params, wanted = (tree(dtype, name="encoder/~/mha") for _ in range(2))
+    params, expected = (tree(dtype, name="encoder/~/mha") for _ in range(2))
     params["encoder/~/mha/~/linear_3"]["b"].flags.writeable = False  # as jax arrays are
     attention = from_haiku(params, heads=H)
-    back = to_haiku(attention, name="encoder/~/mha")
+    saved = to_haiku(attention, name="encoder/~/mha")
     compiled = copy.deepcopy(attention)
     compiled.out = torch.compile(compiled.out)
     assert to_haiku(compiled).keys() == tree().keys()
     for parameter in attention.parameters():
         parameter.data.zero_()
-    assert list(back) == list(wanted)
-    for key, entry in wanted.items():
+    assert list(saved) == list(expected)
+    for key, entry in expected.items():
         for part in ("w", "b"):
-            assert back[key][part].dtype == dtype
-            np.testing.assert_array_equal(back[key][part], entry[part])
+            assert saved[key][part].dtype == dtype
+            np.testing.assert_array_equal(saved[key][part], entry[part])
 
 
 def test_masks():
@@ -125,7 +125,7 @@ def test_layers_without_an_equivalent_in_the_tutorial():
         to_haiku(ph.MultiHeadAttention(16, ph.Softmax(4, gate=True), bias=True))
     with refusing("biases, as the tutorial"):
         to_haiku(ph.MultiHeadAttention(16, ph.Softmax(4)))
-    own = ph.MultiHeadAttention(16, ph.Softmax(4), bias=True)
-    own.groups[0].use(ph.ops.linear_attention)
+    attention = ph.MultiHeadAttention(16, ph.Softmax(4), bias=True)
+    attention.groups[0].use(ph.ops.linear_attention)
     with refusing("to_haiku: SoftmaxHeads must compute the op of their kind but compute a user's function"):
-        to_haiku(own)
+        to_haiku(attention)

@@ -28,24 +28,24 @@ def llama(name):
     return hf.swap_heads(plain(torch.float32, std=None), [1], HEADS[name])
 
 
-def made(name):
+def make(name):
     """A model that has not been called yet: its first pass is watched."""
     return copy.deepcopy(llama(name))
 
 
 @pytest.mark.parametrize("name", ["hyla", "sources"])
 def test_modules_to_save_are_used_and_trained(name):
-    model = made(name)
-    want = model(IDS).logits
+    model = make(name)
+    expected = model(IDS).logits
     wrapped = adapted(model, fill=False, target_modules=["q_proj", "v_proj"], modules_to_save=["polyhead"])
     new = [p for key, p in wrapped.named_parameters() if "polyhead" in key and p.requires_grad]
     assert len(new) == len(list(llama(name).model.layers[1].self_attn.polyhead.parameters()))
-    assert_close(wrapped(IDS).logits, want, rtol=1e-6, atol=1e-6)
+    assert_close(wrapped(IDS).logits, expected, rtol=1e-6, atol=1e-6)
     wrapped(IDS, labels=IDS).loss.backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in new)
     with torch.no_grad():
         new[0].mul_(3)
-    assert (wrapped(IDS).logits - want).abs().max() > 1e-4
+    assert (wrapped(IDS).logits - expected).abs().max() > 1e-4
     assert list(hf.verify(wrapped).values())[1] != "sdpa"
 
 
@@ -59,19 +59,19 @@ def test_offloaded_weights():
     """accelerate keeps them off the device between calls."""
     accelerate = pytest.importorskip("accelerate")
     model = plain(torch.float32, std=None)
-    wanted = hf.capture(model, IDS)[1].groups[0].q
+    expected = hf.capture(model, IDS)[1].groups[0].q
     accelerate.cpu_offload(model, execution_device="cpu")
-    assert_close(hf.capture(model, IDS)[1].groups[0].q, wanted)
+    assert_close(hf.capture(model, IDS)[1].groups[0].q, expected)
 
 
 def test_heads_that_torch_compile_wraps_are_used(eager):
-    model = made("relational")
+    model = make("relational")
     heads = model.model.layers[1].self_attn.polyhead
     model.model.layers[1].self_attn.polyhead = eager(heads)
     drawn(heads, std=0.5)  # the compiled ones have the same parameters
-    expected = made("relational")
+    expected = make("relational")
     expected.load_state_dict({key.replace("_orig_mod.", ""): value for key, value in model.state_dict().items()})
-    assert (expected(IDS).logits - made("relational")(IDS).logits).abs().max() > 1e-3
+    assert (expected(IDS).logits - make("relational")(IDS).logits).abs().max() > 1e-3
     assert_close(model(IDS).logits, expected(IDS).logits, rtol=1e-5, atol=1e-5)
     assert torch.equal(model.generate(IDS, **GREEDY), expected.generate(IDS, **GREEDY))
     assert list(hf.verify(model).values())[1] != "sdpa"
@@ -88,10 +88,10 @@ def one_process(tmp_path):
 def test_sharded_heads_are_used(one_process):
     from torch.distributed.fsdp import fully_shard
 
-    model, want = made("sources"), made("sources")
+    model, expected = make("sources"), make("sources")
     heads = fully_shard(model.model.layers[1].self_attn.polyhead, mesh=one_process)
     logits = model(IDS).logits
-    assert_close(logits, want(IDS).logits, rtol=1e-6, atol=1e-6)
+    assert_close(logits, expected(IDS).logits, rtol=1e-6, atol=1e-6)
     logits.sum().backward()
     assert all(p.grad is not None for p in heads.parameters())
 
@@ -103,7 +103,7 @@ class Twice(nn.Module):
 
 def test_parametrised_heads_are_used():
     """Maps of heads, which are modules, are in tests/models/test_wrapped_models.py."""
-    model, expected = made("relational"), made("relational")
+    model, expected = make("relational"), make("relational")
     nn.utils.parametrize.register_parametrization(
         model.model.layers[1].self_attn.polyhead.groups[1], "relation_weight", Twice()
     )
@@ -112,7 +112,7 @@ def test_parametrised_heads_are_used():
 
 
 def test_heads_that_disagree_with_the_configuration_are_an_error():
-    model = made("hyla")
+    model = make("hyla")
     layers = model.model.layers
     heads, layers[1].self_attn.polyhead = layers[1].self_attn.polyhead, nn.Identity()
     with refusing("polyhead: layer 1 must have the heads of its configuration, [{"):
@@ -123,7 +123,7 @@ def test_heads_that_disagree_with_the_configuration_are_an_error():
 
 
 def test_verify_notices_a_layer_that_is_not_called():
-    model = made("hyla")
+    model = make("hyla")
     model.model.layers[1].self_attn = Other()
     with refusing("polyhead: layer 1 of PolyheadLlamaForCausalLM must call the heads of its configuration"):
         hf.verify(model)
@@ -136,36 +136,37 @@ class Other(nn.Module):
         return hidden_states, None
 
 
-def test_an_adapted_projection_of_our_own_layer_is_called():
+def test_an_adapted_projection_of_a_polyhead_layer_is_called():
     """In self- and cross-attention, and in what taps say of it."""
     layer = ph.MultiHeadAttention(24, [ph.Softmax(1), ph.Linear(1), ph.Hyla(2)], bias=True).eval()
-    want, (x, context) = copy.deepcopy(layer), (torch.randn(2, n, 24) for n in (5, 7))
+    expected, x, context = copy.deepcopy(layer), torch.randn(2, 5, 24), torch.randn(2, 7, 24)
     layer = adapted(layer, target_modules=["qkv", "out"], lora_bias=True).base_model.model
     for name in ("qkv", "out"):
-        adapter, linear = getattr(layer, name), getattr(want, name)
+        adapter, linear = getattr(layer, name), getattr(expected, name)
         linear.weight.data += adapter.get_delta_weight("default")
         linear.bias.data += 4 * adapter.lora_B["default"].bias.data  # alpha over rank
-    taps, expected = [], []
+    taps, expected_taps = [], []
     with torch.no_grad():
-        assert_close(layer(x), want(x), rtol=1e-5, atol=1e-5)
-        assert_close(layer(x, context, taps=taps), want(x, context, taps=expected), rtol=1e-5, atol=1e-5)
-    assert_close(taps[0].b_out, expected[0].b_out, rtol=1e-5, atol=1e-5)
-    for a, b in zip(taps[0].groups, expected[0].groups, strict=True):
-        assert_close((a.w_value, a.b_value, a.w_out), (b.w_value, b.b_value, b.w_out), rtol=1e-5, atol=1e-5)
+        assert_close(layer(x), expected(x), rtol=1e-5, atol=1e-5)
+        assert_close(layer(x, context, taps=taps), expected(x, context, taps=expected_taps), rtol=1e-5, atol=1e-5)
+    assert_close(taps[0].b_out, expected_taps[0].b_out, rtol=1e-5, atol=1e-5)
+    for group, expected_group in zip(taps[0].groups, expected_taps[0].groups, strict=True):
+        for name in ("w_value", "b_value", "w_out"):
+            assert_close(getattr(group, name), getattr(expected_group, name), rtol=1e-5, atol=1e-5)
 
 
 NOT_PLAIN = {
-    "hook": lambda one: one.register_forward_hook(lambda *_: None),
-    "forward of its own": lambda one: setattr(one, "forward", functools.partial(one.forward)),
-    "normed output": lambda one: parametrizations.weight_norm(one.out_proj),
-    "normed": lambda one: parametrizations.weight_norm(one, "in_proj_weight"),
+    "hook": lambda module: module.register_forward_hook(lambda *_: None),
+    "forward of its own": lambda module: setattr(module, "forward", functools.partial(module.forward)),
+    "normed output": lambda module: parametrizations.weight_norm(module.out_proj),
+    "normed": lambda module: parametrizations.weight_norm(module, "in_proj_weight"),
     "lora on all": "self_attn",
 }
 
 
-@pytest.mark.parametrize("how", NOT_PLAIN)
-def test_attention_of_pytorch_that_is_wrapped_is_not_replaced(how):
-    model, wrap = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 4, batch_first=True), 1), NOT_PLAIN[how]
+@pytest.mark.parametrize("wrapping", NOT_PLAIN)
+def test_attention_of_pytorch_that_is_wrapped_is_not_replaced(wrapping):
+    model, wrap = nn.TransformerEncoder(nn.TransformerEncoderLayer(24, 4, batch_first=True), 1), NOT_PLAIN[wrapping]
     if isinstance(wrap, str):
         adapted(model, target_modules=[wrap])
     else:

@@ -21,17 +21,20 @@ def test_models_that_compute_attention_themselves_are_refused(kind):
         foreign("polyhead_linear", kind)
 
 
-@pytest.mark.parametrize("folder", ["git", "sam", "deepseek_ocr2"])
-def test_models_whose_layers_use_the_interface_in_part_are_refused(folder):
-    kind = {"git": "GitModel", "sam": "SamVisionModel", "deepseek_ocr2": "DeepseekOcr2SamVisionEncoder"}[folder]
-    kind = getattr(importlib.import_module(f"transformers.models.{folder}.modeling_{folder}"), kind)
+@pytest.mark.parametrize(
+    ("folder", "class_name"),
+    [("git", "GitModel"), ("sam", "SamVisionModel"), ("deepseek_ocr2", "DeepseekOcr2SamVisionEncoder")],
+)
+def test_models_whose_layers_use_the_interface_in_part_are_refused(folder, class_name):
+    module = importlib.import_module(f"transformers.models.{folder}.modeling_{folder}")
+    model_class = getattr(module, class_name)
     sizes = dict.fromkeys(("hidden_size", "output_channels"), 32) | {"num_hidden_layers": 1, "num_attention_heads": 4}
-    config = kind.config_class(**sizes, **({"vision_config": sizes} if folder == "git" else {}))
-    for cls in (kind, type("Derived", (kind,), {"__module__": __name__})):
+    config = model_class.config_class(**sizes, **({"vision_config": sizes} if folder == "git" else {}))
+    for cls in (model_class, type("Derived", (model_class,), {"__module__": __name__})):
         with refusing(f"polyhead: {cls.__name__} must call its attention through"):
             cls._from_config(config, attn_implementation="polyhead_hyla")
-    model = kind._from_config(config, attn_implementation="eager")
-    with refusing(f"polyhead: {kind.__name__} must call its attention through"):
+    model = model_class._from_config(config, attn_implementation="eager")
+    with refusing(f"polyhead: {class_name} must call its attention through"):
         model.set_attn_implementation("polyhead_hyla")
 
 

@@ -4,6 +4,7 @@ import pathlib
 import runpy
 
 import pytest
+from some import some
 
 transformers = pytest.importorskip("transformers")
 EXAMPLES = pathlib.Path(__file__).parents[3] / "examples" / "huggingface"
@@ -20,33 +21,33 @@ def example(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("default::FutureWarning", "default::UserWarning")  # of PEFT, of what it saves
 def test_adapters(example):
     pytest.importorskip("peft")
-    for first, last, off in example("lora")(12).values():
-        assert last < 0.95 * first
-        assert off < 1e-5
+    for first_loss, last_loss, difference in some(example("lora")(12).values()):
+        assert last_loss < 0.95 * first_loss
+        assert difference < 1e-5
 
 
-def test_every_way_of_decoding_says_the_same(example):
-    said = example("generate")(None)
-    assert len(said) == 5
-    for who in ("ours", "swapped"):
-        texts = {text for way, text in said.items() if way.startswith(who)}
+def test_every_way_of_decoding_gives_the_same_text(example):
+    text_by_method = example("generate")(None)
+    assert len(text_by_method) == 5
+    for model in ("ours", "swapped"):
+        texts = {text for method, text in text_by_method.items() if method.startswith(model)}
         assert len(texts) == 1
         assert len(texts.pop()) > len("one two three one two")
 
 
 def test_a_folder(example):
-    found = example("folder")(40)
-    assert found["AutoModel"] == ((1, 8, 32), 2, (1, 4, 8, 8))
-    before, after = found["Trainer"]
-    assert after < 0.5 * before
+    results = example("folder")(40)
+    assert results["AutoModel"] == ((1, 8, 32), 2, (1, 4, 8, 8))
+    loss_before, loss_after = results["Trainer"]
+    assert loss_after < 0.5 * loss_before
 
 
 @pytest.mark.filterwarnings("default")  # of TRL and what it brings
 def test_supervised_fine_tuning(example):
     pytest.importorskip("trl", reason="SFTTrainer needs it: pip install trl")
-    first, last, said = example("sft")(40)
-    assert last < 0.05 * first
-    assert said == "snow: white"
+    first_loss, last_loss, text = example("sft")(40)
+    assert last_loss < 0.05 * first_loss
+    assert text == "snow: white"
 
 
 @pytest.mark.filterwarnings("default")  # of the harness and what it brings

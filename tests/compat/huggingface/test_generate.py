@@ -60,11 +60,11 @@ def ragged():
 def test_rows_of_several_lengths_get_the_tokens_of_our_own_decoding_of_each_alone(name):
     model = make(name)
     rows, ids, mask = ragged()
-    wanted = [ph.generate(model.model, row[None], steps=STEPS, temperature=0.0)[0] for row in rows]
+    expected = [ph.generate(model.model, row[None], steps=STEPS, temperature=0.0)[0] for row in rows]
     for use_cache in (True, False):
-        assert generate(model, ids, attention_mask=mask, use_cache=use_cache)[:, 7:].tolist() == wanted
-    assert generate(model, ids[:1])[0, 7:].tolist() == wanted[0]
-    assert len({tuple(row) for row in wanted}) == 3
+        assert generate(model, ids, attention_mask=mask, use_cache=use_cache)[:, 7:].tolist() == expected
+    assert generate(model, ids[:1])[0, 7:].tolist() == expected[0]
+    assert len({tuple(row) for row in expected}) == 3
 
 
 @pytest.mark.parametrize("name", ["softmax", "sums", "places", "neighbours"])
@@ -93,8 +93,8 @@ def test_what_each_step_computes():
 def test_guessed_tokens_are_removed_from_the_cache():
     """Prompt lookup guesses some tokens and crops the cache where it was wrong; sums cannot be cropped."""
     ids = tokens(1, 4).repeat(1, 3)
-    wanted = ph.generate(make("dual").model, ids, steps=STEPS, temperature=0.0)
-    assert generate(make("dual"), ids, prompt_lookup_num_tokens=3)[:, 12:].tolist() == wanted
+    expected = ph.generate(make("dual").model, ids, steps=STEPS, temperature=0.0)
+    assert generate(make("dual"), ids, prompt_lookup_num_tokens=3)[:, 12:].tolist() == expected
     for name in ("sums", "window"):
         # In the words of transformers or, before 5.24, in ours.
         with pytest.raises(ValueError, match=r"can be cropped|some heads keep a sum of earlier tokens, or"):
@@ -114,32 +114,32 @@ def test_the_cache():
         rows = torch.tensor([0, 0, 1, 1])
         assert_close(model(ids[rows, 4:], **{CACHE: cache}).logits, model(ids[rows]).logits[:, 4:])
         cache.batch_select_indices(torch.tensor([3]))
-        wanted = model(torch.cat((ids[1:], ids[1:, :1]), 1)).logits[:, -1:]
-        assert_close(model(ids[1:, :1], **{CACHE: cache}).logits, wanted)
+        expected = model(torch.cat((ids[1:], ids[1:, :1]), 1)).logits[:, -1:]
+        assert_close(model(ids[1:, :1], **{CACHE: cache}).logits, expected)
         make("sums")(ids[:1, :2], **{CACHE: sums})
     assert not sums.is_croppable  # although there are as many heads as tokens
 
 
 def test_several_sequences_in_one_row():
     """As from the library's collators without padding: positions restart in each sequence."""
-    model, (a, b) = make("dual"), (tokens(1, 4), tokens(1, 3, seed=2))
+    model, (first, second) = make("dual"), (tokens(1, 4), tokens(1, 3, seed=2))
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
     with torch.no_grad():
-        both = model(torch.cat((a, b), 1), position_ids=positions).logits
-        assert_close(both, torch.cat((model(a).logits, model(b).logits), 1))
+        both = model(torch.cat((first, second), 1), position_ids=positions).logits
+        assert_close(both, torch.cat((model(first).logits, model(second).logits), 1))
         with refusing("PolyheadForCausalLM: sequences one after the other come in one row"):
             model(tokens(2, 7), position_ids=positions.expand(2, -1))
-        given = model(a, position_ids=torch.tensor([[2, 3, 4, 5]])).logits
-        assert not torch.allclose(given, model(a).logits)
-        ids, counted = torch.cat((a, b), 1), torch.arange(7)[None]
+        shifted = model(first, position_ids=torch.tensor([[2, 3, 4, 5]])).logits
+        assert not torch.allclose(shifted, model(first).logits)
+        ids, indices = torch.cat((first, second), 1), torch.arange(7)[None]
         for options, line in (
             ({"position_ids": torch.tensor([[0, 1, 5, 6, 0, 1, 2]])}, "must count from 0 in each of the sequences"),
             ({"position_ids": positions + 1}, "must count from 0 in each of the sequences"),
-            ({"position_ids": positions, "attention_mask": (counted < 6).long()}, "must come without padding"),
+            ({"position_ids": positions, "attention_mask": (indices < 6).long()}, "must come without padding"),
             ({"position_ids": positions[0]}, "position_ids must be (b|1 t) = (1, 7) but is (7,)"),
             ({"position_ids": positions, "use_cache": True}, "one after the other must come without a cache"),
             ({"cu_seq_lens_q": torch.tensor([0, 4, 7])}, "it takes no argument cu_seq_lens_q"),
-            ({"attention_mask": 1 + (counted > 3)}, "attention_mask must be 1 at tokens and 0 at padding"),
+            ({"attention_mask": 1 + (indices > 3)}, "attention_mask must be 1 at tokens and 0 at padding"),
         ):
             with refusing(line):
                 model(ids, **options)
@@ -151,11 +151,11 @@ def test_a_mask_that_contradicts_the_cache():
     """Keys in the cache keep the mask that they came with."""
     model, (_, ids, mask) = make("softmax"), ragged()
     with torch.no_grad():
-        for before, now in ((torch.ones_like(mask), mask), (mask, torch.ones_like(mask))):
-            cache, where = PolyheadCache(2), (before.cumsum(1) - 1).clamp(min=0)
-            given = {CACHE: cache, "use_cache": True}
-            model(ids[:, :5], attention_mask=before[:, :5], position_ids=where[:, :5], **given)
+        for first_mask, second_mask in ((torch.ones_like(mask), mask), (mask, torch.ones_like(mask))):
+            cache, positions = PolyheadCache(2), (first_mask.cumsum(1) - 1).clamp(min=0)
+            options = {CACHE: cache, "use_cache": True}
+            model(ids[:, :5], attention_mask=first_mask[:, :5], position_ids=positions[:, :5], **options)
             with refusing("PolyheadForCausalLM: attention_mask must be as before at the 5 "):
-                model(ids[:, 5:], attention_mask=now, position_ids=where[:, 5:], **given)
-            y = model(ids[:, 5:], attention_mask=before, position_ids=where[:, 5:], **given).logits
-            assert_close(y, model(ids, attention_mask=before, position_ids=where).logits[:, 5:])
+                model(ids[:, 5:], attention_mask=second_mask, position_ids=positions[:, 5:], **options)
+            y = model(ids[:, 5:], attention_mask=first_mask, position_ids=positions[:, 5:], **options).logits
+            assert_close(y, model(ids, attention_mask=first_mask, position_ids=positions).logits[:, 5:])

@@ -49,11 +49,12 @@ def test_padding_changes_nothing(name, side):
     model = foreign(name)
     ids, mask, real = padded(side)
     with torch.no_grad():
-        batch, alone = model(ids, attention_mask=mask).logits, [model(ids[:1]).logits, model(ids[1:, real]).logits]
-        placed = model(ids, attention_mask=mask, position_ids=positions(mask)).logits
+        unpadded = model(ids[:1]).logits, model(ids[1:, real]).logits
+        logits = model(ids, attention_mask=mask).logits
+        with_positions = model(ids, attention_mask=mask, position_ids=positions(mask)).logits
     # Angles are made in float32, so that other positions are another rounding.
-    assert_close((batch[:1], batch[1:, real]), tuple(alone), rtol=1e-5, atol=1e-5)
-    assert_close((placed[:1], placed[1:, real]), tuple(alone), rtol=1e-9, atol=1e-9)
+    assert_close((logits[:1], logits[1:, real]), unpadded, rtol=1e-5, atol=1e-5)
+    assert_close((with_positions[:1], with_positions[1:, real]), unpadded, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(("name", "window"), [*((name, None) for name in OPS), ("polyhead_hyla", 3)])
@@ -62,9 +63,9 @@ def test_a_cache_changes_nothing(name, window):
     model = foreign(name, **({} if window is None else {"kind": "mistral", "sliding_window": window}))
     ids, config = tokens(t=9), model.config
     with torch.no_grad():
-        whole = model(ids, use_cache=False).logits
+        expected = model(ids, use_cache=False).logits
     for cache in (transformers.DynamicCache(config=config), transformers.StaticCache(config=config, max_cache_len=12)):
-        assert_close(stepwise(model, ids, cache), whole, rtol=1e-9, atol=1e-9)
+        assert_close(stepwise(model, ids, cache), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -74,7 +75,7 @@ def test_the_function_is_the_op(name):
     mask = torch.rand(2, 1, 5, 7) > 0.4
     bias = torch.randn(2, 4, 5, 7, dtype=F64)
     smallest = torch.finfo(F64).min
-    own = {
+    cases = {
         "everything": ({"attention_mask": None, "is_causal": False}, {}),
         "boolean": ({"attention_mask": mask}, {"mask": mask}),
         "longer": ({"attention_mask": torch.cat((mask, ~mask), -1)}, {"mask": mask}),
@@ -83,10 +84,11 @@ def test_the_function_is_the_op(name):
         "position bias": ({"attention_mask": mask, "position_bias": bias}, {"mask": mask, "bias": bias}),
         "scale": ({"attention_mask": mask, "scaling": 0.3}, {"mask": mask, "scale": 0.3}),
     }
-    for what, (given, wanted) in own.items():
-        y, weights = named(name)(*(x.transpose(1, 2) for x in (q, k, v)), **given)
+    for case, (options, op_options) in cases.items():
+        y, weights = named(name)(*(x.transpose(1, 2) for x in (q, k, v)), **options)
         assert weights is None
-        assert_close(y, OPS[name](q, k, v, impl="reference", **wanted), msg=lambda text, what=what: f"{what}: {text}")
+        expected = OPS[name](q, k, v, impl="reference", **op_options)
+        assert_close(y, expected, msg=lambda text, case=case: f"{case}: {text}")
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -97,9 +99,9 @@ def test_dropout_is_of_the_code(name):
     code, _ = named(name)(q, k, v, None, is_causal=False)
     y, _ = named(name)(q, k, v, None, is_causal=False, dropout=0.25)
     if "hyla" not in name:
-        kept = y != 0
-        assert 10 < (~kept).sum() < 60
-        assert_close(y[kept], code[kept] / 0.75)
+        is_kept = y != 0
+        assert 10 < (~is_kept).sum() < 60
+        assert_close(y[is_kept], code[is_kept] / 0.75)
     assert (y - code).abs().max() > 1e-3
 
 
@@ -119,15 +121,16 @@ def test_attention_that_is_not_plain_is_one_clear_line(name):
 
 
 def test_options_that_would_be_ignored_are_refused():
-    model, ids, edges = foreign("polyhead_hyla"), tokens(1, 6), torch.tensor([0, 3, 6], dtype=torch.int32)
-    low = torch.zeros(1, 1, 6, 6, dtype=F64).masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), -1e9)
-    for options, line in (
-        ({"cu_seq_lens_q": edges}, "needs position_ids that restart in each sequence, not only cu_seq_lens_q"),
-        ({"attention_mask": low}, "-inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e+09 came"),
-    ):
-        for one in (model, hf.swap_heads(foreign(), [1], ph.Hyla(4))):
-            with refusing(line):
-                one(ids, **options)
-    counted = torch.tensor([[0, 1, 2, 0, 1, 2]])
-    packed = model(ids, position_ids=counted, cu_seq_lens_q=edges, use_cache=False).logits
-    assert_close(packed, torch.cat((model(ids[:, :3]).logits, model(ids[:, 3:]).logits), 1))
+    by_name, swapped = foreign("polyhead_hyla"), hf.swap_heads(foreign(), [1], ph.Hyla(4))
+    ids, cu_seqlens = tokens(1, 6), torch.tensor([0, 3, 6], dtype=torch.int32)
+    large_numbers = torch.zeros(1, 1, 6, 6, dtype=F64)
+    large_numbers.masked_fill_(torch.ones(6, 6, dtype=torch.bool).triu(1), -1e9)
+    refusal = "-inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e+09 came"
+    for model in (by_name, swapped):
+        with refusing("needs position_ids that restart in each sequence, not only cu_seq_lens_q"):
+            model(ids, cu_seq_lens_q=cu_seqlens)
+        with refusing(refusal):
+            model(ids, attention_mask=large_numbers)
+    position_ids = torch.tensor([[0, 1, 2, 0, 1, 2]])
+    packed = by_name(ids, position_ids=position_ids, cu_seq_lens_q=cu_seqlens, use_cache=False).logits
+    assert_close(packed, torch.cat((by_name(ids[:, :3]).logits, by_name(ids[:, 3:]).logits), 1))

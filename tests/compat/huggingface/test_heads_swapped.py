@@ -46,10 +46,10 @@ def test_softmax_for_softmax_leaves_the_logits(name):
     model, (ids, mask, _) = llama(), padded("left")
     with torch.no_grad():
         before = model(ids, attention_mask=mask).logits[mask.bool()]
-        kept = {key: id(p) for key, p in model.named_parameters()}
+        parameter_ids = {key: id(p) for key, p in model.named_parameters()}
         assert hf.swap_heads(model, None, MIXED[name]) is model
         assert_close(model(ids, attention_mask=mask).logits[mask.bool()], before, rtol=1e-9, atol=1e-9)
-    assert {key: id(p) for key, p in model.named_parameters()} == kept
+    assert {key: id(p) for key, p in model.named_parameters()} == parameter_ids
 
 
 @pytest.mark.parametrize("name", ["hyla", *RELATIONAL])
@@ -62,20 +62,20 @@ def test_a_swapped_layer_is_our_own_with_its_weights(name):
     layer = ph.MultiHeadAttention(
         *(24, grouped), causal=True, bias=True, positions=ph.Rotary(layout="half"), max_length=32, dtype=F64
     )
-    own = [torch.full((group.heads * 3,), not isinstance(group, ph.config.SymbolHeads)) for group in groups]
-    values = torch.cat(own)  # which rows of v_proj are read
+    has_values = [torch.full((group.heads * 3,), not isinstance(group, ph.config.SymbolHeads)) for group in groups]
+    value_rows = torch.cat(has_values)  # which rows of v_proj are read
     q, k, v, o = (getattr(attention, f"{part}_proj") for part in "qkvo")
     state = attention.polyhead.state_dict()
-    for what in ("weight", "bias"):
-        rows = [getattr(q, what), getattr(k, what), getattr(v, what)[values]]
-        state |= {f"qkv.{what}": torch.cat(rows), f"out.{what}": getattr(o, what)}
+    for suffix in ("weight", "bias"):
+        rows = [getattr(q, suffix), getattr(k, suffix), getattr(v, suffix)[value_rows]]
+        state |= {f"qkv.{suffix}": torch.cat(rows), f"out.{suffix}": getattr(o, suffix)}
     layer.load_state_dict(state)
     mask = torch.ones(2, 7, dtype=torch.bool)
     mask[1, :3] = False
-    places = torch.arange(7)[None]
-    look = mask[:, None, None] & torch.ones(7, 7, dtype=torch.bool).tril()
+    position_ids = torch.arange(7)[None]
+    visible = mask[:, None, None] & torch.ones(7, 7, dtype=torch.bool).tril()
     with torch.no_grad():
-        y, _ = attention(x, position_embeddings=model.model.rotary_emb(x, places), attention_mask=look)
+        y, _ = attention(x, position_embeddings=model.model.rotary_emb(x, position_ids), attention_mask=visible)
         assert_close(y, layer(x, mask=mask[:, None, None]), rtol=1e-5, atol=1e-5)  # angles are float32 there
 
 
@@ -83,16 +83,16 @@ def test_a_swapped_layer_is_our_own_with_its_weights(name):
 def test_caches_and_padding_change_nothing(name):
     model, ids = swapped(llama(), name, (0, 1)), tokens(t=9)
     with torch.no_grad():
-        whole = model(ids, use_cache=False).logits
+        expected = model(ids, use_cache=False).logits
         for cache in (transformers.DynamicCache(), transformers.StaticCache(config=model.config, max_cache_len=12)):
-            assert_close(stepwise(model, ids, cache), whole, rtol=1e-9, atol=1e-9)
+            assert_close(stepwise(model, ids, cache), expected, rtol=1e-9, atol=1e-9)
         ids, mask, real = padded("left")
         batch = model(ids, attention_mask=mask, position_ids=positions(mask)).logits[1:, real]
         assert_close(batch, model(ids[1:, real]).logits, rtol=1e-9, atol=1e-9)
-    found = model.generate(ids, attention_mask=mask, **GREEDY)
-    assert torch.equal(found[1:, 7:], model.generate(ids[1:, real], **GREEDY)[:, 4:])
+    generated = model.generate(ids, attention_mask=mask, **GREEDY)
+    assert torch.equal(generated[1:, 7:], model.generate(ids[1:, real], **GREEDY)[:, 4:])
     chunks = {"cache_implementation": "static", "prefill_chunk_size": 3}  # then the library builds the cache before
-    assert torch.equal(model.generate(ids, attention_mask=mask, **chunks, **GREEDY), found)
+    assert torch.equal(model.generate(ids, attention_mask=mask, **chunks, **GREEDY), generated)
 
 
 def test_a_window_with_relative_symbols():
@@ -100,9 +100,9 @@ def test_a_window_with_relative_symbols():
     config = transformers.MistralConfig(**SMALL, sliding_window=3)
     model, ids = swapped(transformers.MistralForCausalLM(config).to(F64).eval(), "relative", (0, 1)), tokens(t=9)
     with torch.no_grad():
-        whole = model(ids, use_cache=False).logits
+        expected = model(ids, use_cache=False).logits
     for cache in (transformers.DynamicCache(config=config), transformers.StaticCache(config=config, max_cache_len=12)):
-        assert_close(stepwise(model, ids, cache), whole, rtol=1e-9, atol=1e-9)
+        assert_close(stepwise(model, ids, cache), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_new_parameters_begin_with_the_rows_of_the_values():
@@ -120,10 +120,10 @@ def test_a_swapped_model_can_be_saved_and_loaded(tmp_path, name):
     model = swapped(llama(torch.float32), name)
     assert all(p.requires_grad for p in model.parameters())
     model.save_pretrained(tmp_path)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(again).__name__ == type(model).__name__ == "PolyheadLlamaForCausalLM"
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded).__name__ == type(model).__name__ == "PolyheadLlamaForCausalLM"
     with torch.no_grad():
-        assert torch.equal(again(tokens()).logits, model(tokens()).logits)
+        assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
 
 
 def test_an_ordinary_checkpoint_into_other_heads(tmp_path):
@@ -132,8 +132,8 @@ def test_an_ordinary_checkpoint_into_other_heads(tmp_path):
     model.save_pretrained(tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     hyla = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=hf.with_heads(config, MIXED["hyla"]))
-    held = hf.with_heads(config, [None, [ph.Relational(4)]])
-    relational = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=held).eval()
+    relational_config = hf.with_heads(config, [None, [ph.Relational(4)]])
+    relational = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=relational_config).eval()
     attention = relational.model.layers[1].self_attn
     assert torch.equal(attention.polyhead.groups[0].value.weight, attention.v_proj.weight)
     group = hf.swap_heads(llama(torch.float32), [1], ph.Relational(4)).model.layers[1].self_attn.polyhead.groups[0]
@@ -142,25 +142,24 @@ def test_an_ordinary_checkpoint_into_other_heads(tmp_path):
     assert 0.8 < attention.polyhead.symbols[0].table.std() < 1.2
     with torch.no_grad():
         assert relational(ids).logits.isfinite().all()
-        got = hyla.eval()(ids).logits
-        assert_close(got, hf.swap_heads(model, None, MIXED["hyla"])(ids).logits, rtol=1e-6, atol=1e-6)
+        logits = hyla.eval()(ids).logits
+        assert_close(logits, hf.swap_heads(model, None, MIXED["hyla"])(ids).logits, rtol=1e-6, atol=1e-6)
     deep = hf.with_heads(config, ph.Hyla(4, value_depth=2))
-    weight = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=deep).model.layers[0].self_attn.polyhead
-    assert 0.2 < weight.groups[0].value_weight.std() < 0.8
+    heads = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=deep).model.layers[0].self_attn.polyhead
+    assert 0.2 < heads.groups[0].value_weight.std() < 0.8
 
 
-def test_no_other_implementation_for_a_model_that_holds_heads(tmp_path):
+def test_no_other_implementation_for_a_model_with_swapped_heads(tmp_path):
     model = hf.swap_heads(llama(), [1], MIXED["hyla"])
     line = "PolyheadLlamaConfig: layers have heads of their own, so attn_implementation cannot be 'sdpa'"
     model.save_pretrained(tmp_path)
     auto = transformers.AutoModelForCausalLM
-    for ask in (
-        lambda: model.set_attn_implementation("sdpa"),
-        lambda: auto.from_config(model.config, attn_implementation="sdpa"),
-        lambda: auto.from_pretrained(tmp_path, attn_implementation="sdpa"),
-    ):
-        with refusing(line):
-            ask()
+    with refusing(line):
+        model.set_attn_implementation("sdpa")
+    with refusing(line):
+        auto.from_config(model.config, attn_implementation="sdpa")
+    with refusing(line):
+        auto.from_pretrained(tmp_path, attn_implementation="sdpa")
     with refusing("must run softmax attention but its heads are polyhead_heads"):
         hf.capture(model, tokens())  # which would read all layers as softmax attention
 
@@ -169,8 +168,8 @@ def test_new_heads_have_the_mode_of_their_layer_and_a_floating_dtype():
     model = llama(torch.bfloat16)
     model.model.layers[1].self_attn.train()
     projection = model.model.layers[0].self_attn.v_proj
-    whole = torch.zeros_like(projection.weight, dtype=torch.int8)
-    projection.weight = nn.Parameter(whole, requires_grad=False)  # as a quantised one
+    integers = torch.zeros_like(projection.weight, dtype=torch.int8)
+    projection.weight = nn.Parameter(integers, requires_grad=False)  # as a quantised one
     hf.swap_heads(model, None, ph.Hyla(4, value_depth=2))
     for layer, train, dtype in ((0, False, torch.float32), (1, True, torch.bfloat16)):
         heads = model.model.layers[layer].self_attn.polyhead
@@ -211,8 +210,8 @@ def test_the_given_configuration_does_not_change():
     before = config.to_dict()
     model = hf.swap_heads(transformers.LlamaForCausalLM(config), [1], ph.Hyla(4))
     assert (type(config), config.to_dict()) == (transformers.LlamaConfig, before)
-    held = [module.config for module in model.modules() if hasattr(module, "config")]
-    assert all(type(each).__name__ == "PolyheadLlamaConfig" for each in held)
+    configs = [module.config for module in model.modules() if hasattr(module, "config")]
+    assert all(type(module_config).__name__ == "PolyheadLlamaConfig" for module_config in configs)
     assert transformers.LlamaForCausalLM(config)(tokens()).logits.isfinite().all()
 
 

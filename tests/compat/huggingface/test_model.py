@@ -41,16 +41,16 @@ def logits(model, ids=None):
 def test_a_saved_model_is_loaded_as_it_was(name, tmp_path):
     model = make(name)
     model.save_pretrained(tmp_path)
-    again, told = AUTO.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(told.values())
-    assert type(again) is hf.PolyheadForCausalLM
-    assert not again.training
-    assert again.config.settings == model.config.settings
-    assert torch.equal(logits(again), logits(model))
-    assert again.num_parameters() == model.num_parameters()  # what is tied is one parameter again
+    loaded, loading_info = AUTO.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(loading_info.values())
+    assert type(loaded) is hf.PolyheadForCausalLM
+    assert not loaded.training
+    assert loaded.config.settings == model.config.settings
+    assert torch.equal(logits(loaded), logits(model))
+    assert loaded.num_parameters() == model.num_parameters()  # what is tied is one parameter again
     torch.manual_seed(0)
-    own = Transformer(model.config.settings).eval()
-    assert torch.equal(logits(model), own(tokens(2, 7)))  # the library filled nothing
+    built = Transformer(model.config.settings).eval()
+    assert torch.equal(logits(model), built(tokens(2, 7)))  # the library filled nothing
 
 
 def test_shards_and_half_precision(tmp_path):
@@ -72,12 +72,12 @@ def test_blocks_on_disk(tmp_path):
     model = make("learned", layers=3)
     model.save_pretrained(tmp_path / "model")
     parts = [f"model.{name}" for name, _ in model.model.named_children()]
-    places = dict.fromkeys((p for p in parts if p != "model.blocks"), "cpu")
-    places |= {f"model.blocks.{i}": ("cpu", "disk", "cpu")[i] for i in range(3)}
-    for where in ("auto", places):
-        again = AUTO.from_pretrained(tmp_path / "model", device_map=where, offload_folder=tmp_path / "disk")
-        assert_close(logits(again, tokens(2, 7).to(again.device)).cpu(), logits(model))
-    assert again.model.blocks[1].attention.out.weight.is_meta
+    by_module = dict.fromkeys((p for p in parts if p != "model.blocks"), "cpu")
+    by_module |= {f"model.blocks.{i}": ("cpu", "disk", "cpu")[i] for i in range(3)}
+    for device_map in ("auto", by_module):
+        loaded = AUTO.from_pretrained(tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "disk")
+        assert_close(logits(loaded, tokens(2, 7).to(loaded.device)).cpu(), logits(model))
+    assert loaded.model.blocks[1].attention.out.weight.is_meta
 
 
 # ----------------------------------------------------------------------------------------------------------- mistakes
@@ -85,9 +85,9 @@ def written(folder, change):
     """The folder of a saved model with `change` made to its config.json."""
     make().save_pretrained(folder)
     path = folder / "config.json"
-    data = json.loads(path.read_text())
-    change(data)
-    path.write_text(json.dumps(data))
+    values = json.loads(path.read_text())
+    change(values)
+    path.write_text(json.dumps(values))
     return folder
 
 
@@ -138,12 +138,12 @@ def test_sizes_are_those_of_the_transformer():
 
 
 @pytest.mark.parametrize(
-    ("given", "line"),
+    ("options", "line"),
     [
         ({"cache": transformers.DynamicCache()}, "the cache must be a PolyheadCache but is a DynamicCache"),
         ({"attention_mask": torch.ones(1, 4)}, "attention_mask must be (b s) = (1, 3), the tokens before included, bu"),
     ],
 )
-def test_inputs_that_are_refused(given, line):
+def test_inputs_that_are_refused(options, line):
     with refusing(line):
-        make()(tokens(1, 3), **given)
+        make()(tokens(1, 3), **options)

@@ -20,7 +20,7 @@ def make(kind="PolyheadForCausalLM", **changes):
     return ours(kind, **{**MIXED, **changes})
 
 
-LOOK = {"output_hidden_states": True, "output_attentions": True}
+ALL_OUTPUTS = {"output_hidden_states": True, "output_attentions": True}
 
 
 @pytest.mark.parametrize("changes", [MIXED, DUAL, WINDOW], ids=["mixed", "dual", "window"])
@@ -28,10 +28,10 @@ LOOK = {"output_hidden_states": True, "output_attentions": True}
 def test_the_backbone_of_a_language_model(changes, tmp_path):
     model, ids = make(**changes), tokens(2, 6)
     model.save_pretrained(tmp_path)
-    backbone, told = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+    backbone, loading_info = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
     assert type(backbone) is hf.PolyheadModel
-    assert not any(told.values())
-    out, plain = backbone(ids, **LOOK), model(ids, logits_to_keep=2)
+    assert not any(loading_info.values())
+    out, plain = backbone(ids, **ALL_OUTPUTS), model(ids, logits_to_keep=2)
     assert_close(model.model.outputs(out.last_hidden_state[:, -2:]), plain.logits)
     assert backbone(ids, return_dict=False)[0].equal(out.last_hidden_state)
     assert [x.shape for x in out.hidden_states] == [(2, 6, 16)] * 3
@@ -41,13 +41,13 @@ def test_the_backbone_of_a_language_model(changes, tmp_path):
         assert_close(first, model.model.inputs(ids))
         assert_close(model.model.blocks[0](first), second)
         assert_close(model.model.norm(model.model.blocks[1](second)), last)
-    seen = capture(model.model, ph.Batch(ids, ids, None, torch.ones(2, 6), {}))
-    for layer, code in zip(seen, out.attentions, strict=True):
+    taps = capture(model.model, ph.Batch(ids, ids, None, torch.ones(2, 6), {}))
+    for layer, code in zip(taps, out.attentions, strict=True):
         assert code.shape == (2, 4, 6, 6)
         assert_close(code[:, :, 4, 3], codes(layer, 4, 3))
         assert (code.triu(1) == 0).all()
-    assert_close(model(ids, logits_to_keep=2, **LOOK).hidden_states[-1], out.last_hidden_state)
-    assert_close(model(ids, logits_to_keep=2, **LOOK).logits, plain.logits)
+    assert_close(model(ids, logits_to_keep=2, **ALL_OUTPUTS).hidden_states[-1], out.last_hidden_state)
+    assert_close(model(ids, logits_to_keep=2, **ALL_OUTPUTS).logits, plain.logits)
 
 
 @pytest.mark.parametrize("options", [{}, {"tied": True, "scaled": True}], ids=["untied", "scaled"])
@@ -69,11 +69,11 @@ def test_trainers_that_make_the_logits_themselves(options):
 def test_generation_returns_the_codes_of_each_step():
     """Linear heads then keep each key, not a sum."""
     model, ids = make(), tokens(2, 4)
-    said = model.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True, **LOOK)
-    assert [step[0].shape for step in said.attentions] == [(2, 4, 4, 4), (2, 4, 1, 5), (2, 4, 1, 6)]
-    whole = model(said.sequences[:, :-1], **LOOK)
-    assert_close(said.attentions[2][1], whole.attentions[1][:, :, -1:])
-    assert_close(said.hidden_states[2][1], whole.hidden_states[1][:, -1:])
+    generated = model.generate(ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True, **ALL_OUTPUTS)
+    assert [step[0].shape for step in generated.attentions] == [(2, 4, 4, 4), (2, 4, 1, 5), (2, 4, 1, 6)]
+    one_pass = model(generated.sequences[:, :-1], **ALL_OUTPUTS)
+    assert_close(generated.attentions[2][1], one_pass.attentions[1][:, :, -1:])
+    assert_close(generated.hidden_states[2][1], one_pass.hidden_states[1][:, -1:])
 
 
 @torch.no_grad()
@@ -83,8 +83,8 @@ def test_embeddings_in_place_of_tokens():
     assert_close(model(inputs_embeds=rows).logits, model(ids).logits)
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     assert_close(model(None, mask, inputs_embeds=rows).logits, model(ids, mask).logits)
-    how = {"max_new_tokens": 4, "do_sample": False}
-    assert torch.equal(model.generate(inputs_embeds=rows, **how), model.generate(ids, **how)[:, 5:])
+    options = {"max_new_tokens": 4, "do_sample": False}
+    assert torch.equal(model.generate(inputs_embeds=rows, **options), model.generate(ids, **options)[:, 5:])
     other = rows.clone()
     other[:, 0] += 1  # no token's row
     assert not torch.allclose(model(inputs_embeds=other).logits, model(inputs_embeds=rows).logits)

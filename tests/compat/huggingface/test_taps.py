@@ -40,15 +40,15 @@ def inputs(name, padding="right"):
         mask[0, 5:] = 0
     elif padding == "left":
         mask[0, :3] = 0
-    given = {"input_ids": ids} if padding is None else {"input_ids": ids, "attention_mask": mask}
-    return {**given, "decoder_input_ids": ids[:, :5]} if name == "t5" else given
+    arguments = {"input_ids": ids} if padding is None else {"input_ids": ids, "attention_mask": mask}
+    return {**arguments, "decoder_input_ids": ids[:, :5]} if name == "t5" else arguments
 
 
-def attentions(model, given):
+def attentions(model, arguments):
     """The probabilities of the model's own eager attention, by layer: T5's encoder, decoder and cross-attention."""
     model.set_attn_implementation("eager")
     with torch.no_grad():
-        out = model(**given, output_attentions=True)
+        out = model(**arguments, output_attentions=True)
     model.set_attn_implementation("sdpa")
     if "encoder_attentions" in out:
         return [*out.encoder_attentions, *out.decoder_attentions, *out.cross_attentions]
@@ -58,28 +58,28 @@ def attentions(model, given):
 @pytest.mark.parametrize("padding", [None, "right"], ids=str)
 @pytest.mark.parametrize("name", EXACT)
 def test_codes_are_the_models_own(name, padding):
-    model, given = make(name), inputs(name, padding)
-    taps = capture(model, given)
-    wanted = attentions(model, given)
-    assert len(taps) == len(wanted) == (3 if name == "t5" else 2)
-    for layer, own in zip(taps, wanted, strict=True):
-        assert_close(layer.groups[0].code(), own, rtol=EXACT[name], atol=EXACT[name])
+    model, arguments = make(name), inputs(name, padding)
+    taps = capture(model, arguments)
+    expected = attentions(model, arguments)
+    assert len(taps) == len(expected) == (3 if name == "t5" else 2)
+    for layer, weights in zip(taps, expected, strict=True):
+        assert_close(layer.groups[0].code(), weights, rtol=EXACT[name], atol=EXACT[name])
         pairs = [0, 3, -1, 4], [0, 1, 2, -1]
-        few = own[:, :, pairs[0], pairs[1]].transpose(1, 2)
-        assert_close(codes(layer, *pairs), few, rtol=EXACT[name], atol=EXACT[name])
+        of_pairs = weights[:, :, pairs[0], pairs[1]].transpose(1, 2)
+        assert_close(codes(layer, *pairs), of_pairs, rtol=EXACT[name], atol=EXACT[name])
     with refusing("must be one linear map of known weights but are not"):
         value_network(taps[0], -1, -1)
 
 
 def test_padding_on_the_left_has_no_code():
     """Real tokens have the code that they have alone."""
-    model, given = make("llama"), inputs("llama", "left")
-    alone = capture(model, given["input_ids"][:1, 3:])
-    for layer, wanted in some(zip(capture(model, given), alone, strict=True)):
+    model, arguments = make("llama"), inputs("llama", "left")
+    unpadded = capture(model, arguments["input_ids"][:1, 3:])
+    for layer, expected in some(zip(capture(model, arguments), unpadded, strict=True)):
         code = layer.groups[0].code()[0]
         assert (code[..., :3] == 0).all()
         assert (code[:, :3] == 0).all()
-        assert_close(code[:, 3:, 3:], wanted.groups[0].code()[0], rtol=1e-6, atol=1e-6)
+        assert_close(code[:, 3:, 3:], expected.groups[0].code()[0], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("t", [2, 5])
@@ -114,12 +114,13 @@ def test_a_users_model_leaves_others_of_its_configuration_causal():
 
 @torch.no_grad()
 def test_capture_changes_nothing_even_after_an_error(monkeypatch):
-    model, given = make("gpt2"), inputs("gpt2")
-    before, config = model(**given).logits, model.config.to_dict()
+    model, arguments = make("gpt2"), inputs("gpt2")
+    before, config = model(**arguments).logits, model.config.to_dict()
     model.train()
     model.transformer.h[0].ln_1.eval()
     modes = [m.training for m in model.modules()]
-    assert torch.equal(capture(model, given)[1].groups[0].q, capture(model, given)[1].groups[0].q)  # no dropout
+    first, second = (capture(model, arguments)[1].groups[0].q for _ in range(2))
+    assert torch.equal(first, second)  # no dropout
 
     def broken(*_, **__):
         raise KeyError("broken")
@@ -127,27 +128,28 @@ def test_capture_changes_nothing_even_after_an_error(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(model.transformer.h[1].attn, "forward", broken)
         with pytest.raises(KeyError):
-            capture(model, given)
+            capture(model, arguments)
     assert [m.training for m in model.modules()] == modes
     assert model.config._attn_implementation == "sdpa"
     assert model.config.to_dict() == config
-    assert torch.equal(model.eval()(**given).logits, before)
+    assert torch.equal(model.eval()(**arguments).logits, before)
 
 
 def test_inputs_by_position_in_inference_mode():
-    model, given = make("gpt2"), inputs("gpt2")
+    model, arguments = make("gpt2"), inputs("gpt2")
     with torch.inference_mode():
-        taps = capture(model, given["input_ids"], attention_mask=given["attention_mask"])
-    assert torch.equal(capture(model, given)[1].groups[0].q, taps[1].groups[0].q)
+        taps = capture(model, arguments["input_ids"], attention_mask=arguments["attention_mask"])
+    assert torch.equal(capture(model, arguments)[1].groups[0].q, taps[1].groups[0].q)
 
 
 def test_keys_from_a_cache_have_codes():
-    model, given = make("llama"), inputs("llama", None)
+    model, arguments = make("llama"), inputs("llama", None)
     with torch.no_grad():
-        past = model(given["input_ids"][:, :5], use_cache=True)[CACHE]
-    whole, taps = capture(model, given), capture(model, given["input_ids"][:, 5:], **{CACHE: past})
+        past = model(arguments["input_ids"][:, :5], use_cache=True)[CACHE]
+    full_sequence = capture(model, arguments)
+    taps = capture(model, arguments["input_ids"][:, 5:], **{CACHE: past})
     assert taps[1].groups[0].k.shape == (2, 7, 2, 6)
-    assert_close(codes(taps[1], -1, 2), codes(whole[1], -1, 2), rtol=1e-9, atol=1e-9)
+    assert_close(codes(taps[1], -1, 2), codes(full_sequence[1], -1, 2), rtol=1e-9, atol=1e-9)
 
 
 def test_the_example_runs(tmp_path):

@@ -33,7 +33,7 @@ def kind(request):
     return request.param
 
 
-def made(kind, name="eager"):
+def make(kind, name="eager"):
     """A model of this kind, whose experts compute in float64 as well."""
     model = foreign(name, kind, **KINDS[kind])
     if kind != "gemma2":
@@ -45,7 +45,7 @@ def test_softmax_by_name_is_their_attention(kind):
     """Logits and gradients, those of the sinks too; with a cache as well."""
     ids, results = tokens(t=9), []
     for name in ("eager", "polyhead_softmax"):
-        model = made(kind, name)
+        model = make(kind, name)
         logits = model(ids).logits
         gradients = torch.autograd.grad(logits.log_softmax(-1)[:, 3].mean(), model.parameters())
         steps = stepwise(model, ids, transformers.DynamicCache(config=model.config))
@@ -55,30 +55,30 @@ def test_softmax_by_name_is_their_attention(kind):
 
 @pytest.mark.parametrize("name", NAMED)
 def test_names_work_with_a_cache(kind, name):
-    model, ids = made(kind, name), tokens(t=9)
+    model, ids = make(kind, name), tokens(t=9)
     with torch.no_grad():
-        whole = model(ids, use_cache=False).logits
+        expected = model(ids, use_cache=False).logits
     steps = stepwise(model, ids, transformers.DynamicCache(config=model.config))
     tolerance = 1e-4 if kind == "qwen3_next" else 1e-9  # its linear layers compute in float32
-    assert_close(steps, whole, rtol=tolerance, atol=tolerance)
+    assert_close(steps, expected, rtol=tolerance, atol=tolerance)
     assert list(hf.verify(model, ids).values()).count(name) == (1 if kind == "qwen3_next" else 2)
 
 
 def test_swapped_softmax_heads_have_the_cap_and_the_sinks(kind, tmp_path):
     """Layers that keep their attention do, too; and the model is saved and loaded with its heads."""
     ids = tokens()
-    expected = made(kind)(ids).logits
-    model = hf.swap_heads(made(kind), [1], [ph.Softmax(2), ph.Softmax(2)])
+    expected = make(kind)(ids).logits
+    model = hf.swap_heads(make(kind), [1], [ph.Softmax(2), ph.Softmax(2)])
     assert_close(model(ids).logits, expected, rtol=1e-9, atol=1e-9)
 
-    model = hf.swap_heads(made(kind), [1], [ph.Softmax(2), ph.Hyla(2)])
+    model = hf.swap_heads(make(kind), [1], [ph.Softmax(2), ph.Hyla(2)])
     model.save_pretrained(tmp_path)
     loaded = type(model).from_pretrained(tmp_path, dtype=F64, **({} if kind == "gemma2" else EAGER))
     assert_close(loaded(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-5)  # loaded angles are in float32
 
 
 def test_codes_are_their_attention_weights(kind):
-    model, ids = made(kind), tokens()
+    model, ids = make(kind), tokens()
     weights = model(ids, output_attentions=True).attentions[-1]
     taps = hf.capture(model, ids)
     assert_close(taps[-1].groups[0].code(), weights, rtol=1e-9, atol=1e-9)
@@ -89,7 +89,7 @@ def test_codes_are_their_attention_weights(kind):
     ("kind", "heads"), [("gemma2", ph.Softmax(4, softcap=50.0)), ("gpt_oss", ph.Softmax(4, sinks=True))]
 )
 def test_heads_with_what_the_model_has_already_are_refused(kind, heads):
-    model = hf.swap_heads(made(kind), [1], heads)
+    model = hf.swap_heads(make(kind), [1], heads)
     with pytest.raises(
         ValueError, match=r"^Softmax: the model has (softcap|sinks) of its own, so its heads must have none$"
     ):

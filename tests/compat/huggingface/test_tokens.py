@@ -44,13 +44,13 @@ def test_the_tokens_are_those_of_the_codec(codec, tmp_path):
         ids = tokenizer(text)["input_ids"]
         assert ids == codec.encode(text)
         assert tokenizer.decode(ids) == codec.decode(ids) == text
-    every = list(range(1, codec.count))
-    random.Random(0).shuffle(every)
-    assert tokenizer.decode(every) == codec.decode(every)  # half characters, too
+    shuffled = list(range(1, codec.count))
+    random.Random(0).shuffle(shuffled)
+    assert tokenizer.decode(shuffled) == codec.decode(shuffled)  # half characters, too
     batch = tokenizer(["ab", "abcde"], padding=True)
     assert set(batch) == {"input_ids", "attention_mask"}
-    short, all_ = (len(codec.encode(text)) for text in ("ab", "abcde"))
-    assert batch["attention_mask"] == [[0] * (all_ - short) + [1] * short, [1] * all_]
+    short, long = (len(codec.encode(text)) for text in ("ab", "abcde"))
+    assert batch["attention_mask"] == [[0] * (long - short) + [1] * short, [1] * long]
     assert tokenizer.decode([0, *codec.encode("Ā"), 0], skip_special_tokens=True) == "Ā"
 
 
@@ -72,28 +72,28 @@ def language(folder, tokenizer):
     return dataclasses.replace(Run(task, model, train=train), folder=str(folder / "run"), device="cpu")
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:280"])
-def test_from_training_to_auto_model(tokenizer, tmp_path):
-    run(language(tmp_path, tokenizer))
+@pytest.mark.parametrize("name", ["bytes", "bpe:280"])
+def test_from_training_to_auto_model(name, tmp_path):
+    run(language(tmp_path, name))
     shutil.rmtree(tmp_path / "tokens")
     (tmp_path / "story.txt").unlink()  # a run folder is enough
     ours.to_folder(tmp_path / "run", tmp_path / "out", max_shard_size="20KB")
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
-    tokens = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
-    config, wanted = load_model(tmp_path / "run")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    config, trained = load_model(tmp_path / "run")
     codec = codec_of(config, tmp_path / "run")
-    ids = tokens(["The cat", "A hen sat"], padding=True, return_tensors="pt")
-    said = model.generate(**ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
-    for row, text in zip(said, ("The cat", "A hen sat"), strict=True):
-        assert [row[-5:].tolist()] == ph.generate(wanted, [codec.encode(text)], steps=5, temperature=0.0)
+    ids = tokenizer(["The cat", "A hen sat"], padding=True, return_tensors="pt")
+    generated = model.generate(**ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    for row, text in zip(generated, ("The cat", "A hen sat"), strict=True):
+        assert [row[-5:].tolist()] == ph.generate(trained, [codec.encode(text)], steps=5, temperature=0.0)
     assert model.generation_config.eos_token_id == model.generation_config.pad_token_id == 0
     assert model.config.eos_token_id == model.config.pad_token_id == 0
-    assert tokens.model_max_length == 32
+    assert tokenizer.model_max_length == 32
     assert len(list((tmp_path / "out").glob("model*.safetensors"))) > 1
     state = torch.random.get_rng_state()
-    assert torch.equal(ours.from_run(tmp_path / "run").model(ids["input_ids"]), wanted(ids["input_ids"]))
+    assert torch.equal(ours.from_run(tmp_path / "run").model(ids["input_ids"]), trained(ids["input_ids"]))
     assert torch.equal(torch.random.get_rng_state(), state)
-    if tokenizer != "bytes":  # the tokens are those the model was trained with, or nothing is written
+    if name != "bytes":  # the tokens are those the model was trained with, or nothing is written
         (tmp_path / "run" / "tokenizer.json").write_text(text_tokens.train([STORY[::-1] * 4], 280).to_json())
         with refusing("but the model was trained with "):
             ours.to_folder(tmp_path / "run", tmp_path / "other")

@@ -19,9 +19,9 @@ def test_the_loss_is_that_of_the_next_tokens():
     labels[0, :3] = -100  # not scored
     out = model(ids, labels=labels)
     targets = labels[:, 1:].flatten()
-    wanted = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), targets, reduction="none", ignore_index=-100)
-    assert_close(out.loss, wanted.sum() / (targets != -100).sum())
-    assert_close(model(ids, labels=labels, num_items_in_batch=40).loss, wanted.sum() / 40)
+    losses = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), targets, reduction="none", ignore_index=-100)
+    assert_close(out.loss, losses.sum() / (targets != -100).sum())
+    assert_close(model(ids, labels=labels, num_items_in_batch=40).loss, losses.sum() / 40)
     assert_close(model(ids, labels=labels, return_dict=False)[0], out.loss)
     model.loss_function = lambda logits, labels, vocab_size, **_: logits.sum() * 0 + vocab_size
     assert model(ids, labels=labels).loss == COUNT
@@ -33,8 +33,8 @@ def test_a_batch_without_labels_adds_nothing(items):
     model, ids = make(), tokens(2, 6)
     labels = torch.full_like(ids, -100)
     labels[:, 0] = ids[:, 0]  # of no next token
-    given = {} if items is None else {"num_items_in_batch": torch.tensor(items)}
-    loss = model(ids, labels=labels, **given).loss
+    options = {} if items is None else {"num_items_in_batch": torch.tensor(items)}
+    loss = model(ids, labels=labels, **options).loss
     loss.backward()
     assert loss == 0
     assert all((p.grad == 0).all() for p in model.parameters() if p.grad is not None)
@@ -56,9 +56,9 @@ def test_the_balance_of_experts_is_part_of_the_loss_in_training_only():
     model.train()
     labels, added, loss = ids.clone(), 0, 0
     labels[0, :3] = -100
-    for row, its in zip(ids.split(1), labels.split(1), strict=True):
-        loss += model(row, labels=its, num_items_in_batch=13).loss
-        added += model.model.auxiliary_loss() * (its[:, 1:] != -100).sum() / 13
+    for row, row_labels in zip(ids.split(1), labels.split(1), strict=True):
+        loss += model(row, labels=row_labels, num_items_in_batch=13).loss
+        added += model.model.auxiliary_loss() * (row_labels[:, 1:] != -100).sum() / 13
     assert_close(loss, added + model.eval()(ids, labels=labels, num_items_in_batch=13).loss)
 
 
@@ -76,14 +76,14 @@ def test_the_trainer_accumulates_the_loss(tmp_path):
     data = []
     for i, row in enumerate(ids):
         data.append({"input_ids": row, "labels": row.where(torch.arange(6) > i, -100)})
-    found = []
-    for at_once, times in ((4, 1), (1, 4)):
-        sizes = {"per_device_train_batch_size": at_once, "gradient_accumulation_steps": times}
+    results = []
+    for batch_size, steps in ((4, 1), (1, 4)):
+        sizes = {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": steps}
         trainer = trainer_of(model, data, tmp_path, **sizes)
         trainer.train()
         row = next(row for row in trainer.state.log_history if "loss" in row)
-        found.append(torch.tensor([float(row["loss"]), float(row["grad_norm"])]))
-    assert_close(*found, rtol=1e-4, atol=1e-4)
+        results.append(torch.tensor([float(row["loss"]), float(row["grad_norm"])]))
+    assert_close(*results, rtol=1e-4, atol=1e-4)
 
 
 def test_the_trainer_smooths_the_labels_of_next_tokens(tmp_path):
@@ -93,8 +93,8 @@ def test_the_trainer_smooths_the_labels_of_next_tokens(tmp_path):
     for model in (make(), hf.swap_heads(llama(torch.float32), [0], ph.Hyla(4))):
         trainer = trainer_of(model.eval(), None, tmp_path, label_smoothing_factor=0.1)
         loss, logits = trainer.compute_loss(model, {"input_ids": ids, "labels": ids}), model(ids).logits
-        wanted = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), label_smoothing=0.1)
-        assert_close(loss, wanted)
+        expected = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), label_smoothing=0.1)
+        assert_close(loss, expected)
         trainer._set_signature_columns_if_needed()
         assert {"position_ids", "attention_mask", "labels"} <= set(trainer._signature_columns)
 

@@ -30,7 +30,7 @@ LIMITS = {
 
 
 @pytest.fixture
-def ran():
+def forward_calls():
     """Calls of our modules: a hook would switch PyTorch's fast path off by itself."""
     forward = MultiheadAttention.forward
     with mock.patch.object(MultiheadAttention, "forward", autospec=True, side_effect=forward) as called:
@@ -47,67 +47,69 @@ def encoder(**options):
 
 def replaced(model, heads=None, *, count):
     """A copy with other heads."""
-    ours = copy.deepcopy(model)
-    assert replace(ours, heads) == count
-    return ours
+    copied = copy.deepcopy(model)
+    assert replace(copied, heads) == count
+    return copied
 
 
 @pytest.mark.parametrize("training", [True, False], ids=["training", "eval"])
 @pytest.mark.parametrize("mask", LIMITS)
-def test_an_encoder_layer_runs_our_forward(ran, mask, training):
+def test_an_encoder_layer_runs_our_forward(forward_calls, mask, training):
     """For inference PyTorch calls no attention module of its own: its fast path computes the layer as one."""
-    theirs = layer(dropout=0.0).train(training)
-    ours = replaced(theirs, count=1)
+    reference = layer(dropout=0.0).train(training)
+    model = replaced(reference, count=1)
     x = torch.randn(2, 5, 16)
     with torch.no_grad():
-        wanted = theirs(x, **LIMITS[mask])
-        assert not ran.called
-        assert_close(ours(x, **LIMITS[mask]), wanted, rtol=1e-6, atol=1e-6)
-        assert ran.call_count == 1
-    y, want = ours(x, **LIMITS[mask]), theirs(x, **LIMITS[mask])
-    grads = [torch.autograd.grad(out.sin().sum(), list(m.parameters())) for out, m in ((y, ours), (want, theirs))]
-    assert_close(*grads, rtol=1e-5, atol=1e-6)
+        expected = reference(x, **LIMITS[mask])
+        assert not forward_calls.called
+        assert_close(model(x, **LIMITS[mask]), expected, rtol=1e-6, atol=1e-6)
+        assert forward_calls.call_count == 1
+    gradients = []
+    for module in (model, reference):
+        loss = module(x, **LIMITS[mask]).sin().sum()
+        gradients.append(torch.autograd.grad(loss, list(module.parameters())))
+    assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
-def test_an_encoder_with_padding_runs_our_forward_in_all_layers(ran):
+def test_an_encoder_with_padding_runs_our_forward_in_all_layers(forward_calls):
     """There PyTorch nests the sequences, without their padding, for its fused layers."""
-    theirs = nn.TransformerEncoder(layer(), 2).eval()
-    ours, x = replaced(theirs, count=2), torch.randn(2, 5, 16)
+    reference = nn.TransformerEncoder(layer(), 2).eval()
+    model, x = replaced(reference, count=2), torch.randn(2, 5, 16)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*nested tensors")  # said once in a process, here or before
-        wanted = theirs(x, src_key_padding_mask=PADDING)
-        y = ours(x, src_key_padding_mask=PADDING)
-        assert ran.call_count == 2
-        assert_close(y[~PADDING], wanted[~PADDING], rtol=1e-5, atol=1e-6)
-        ours.use_nested_tensor = True  # as where layers are put in by hand
+        expected = reference(x, src_key_padding_mask=PADDING)
+        y = model(x, src_key_padding_mask=PADDING)
+        assert forward_calls.call_count == 2
+        assert_close(y[~PADDING], expected[~PADDING], rtol=1e-5, atol=1e-6)
+        model.use_nested_tensor = True  # as where layers are put in by hand
         with refusing("a nested one came: set enable_nested_tensor=False"):
-            ours(x, src_key_padding_mask=PADDING)
+            model(x, src_key_padding_mask=PADDING)
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor is True")  # PyTorch's own, of its own module
-def test_encoder_and_decoder(ran):
-    theirs = nn.Transformer(12, 4, 1, 1, 16, dropout=0.0, dtype=F64)
-    ours = replaced(theirs, count=3)
-    given = torch.randn(S, B, 12, dtype=F64), torch.randn(T, B, 12, dtype=F64)
+def test_encoder_and_decoder(forward_calls):
+    reference = nn.Transformer(12, 4, 1, 1, 16, dropout=0.0, dtype=F64)
+    model = replaced(reference, count=3)
+    sequences = torch.randn(S, B, 12, dtype=F64), torch.randn(T, B, 12, dtype=F64)
     hidden = torch.zeros(B, S, dtype=F64)
     hidden[0, 2:] = -torch.inf
-    how = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(T, dtype=F64), "tgt_is_causal": True}
-    how |= {"src_key_padding_mask": hidden, "memory_key_padding_mask": hidden}
-    assert_close(ours(*given, **how), theirs(*given, **how), rtol=1e-10, atol=1e-10)
-    assert ran.call_count == 3
-    before, after = capture(theirs, *given, **how), capture(ours, *given, **how)
-    names = [taps.name.rpartition("layers.0.")[2] for taps in before]
+    options = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(T, dtype=F64), "tgt_is_causal": True}
+    options |= {"src_key_padding_mask": hidden, "memory_key_padding_mask": hidden}
+    assert_close(model(*sequences, **options), reference(*sequences, **options), rtol=1e-10, atol=1e-10)
+    assert forward_calls.call_count == 3
+    reference_taps, model_taps = capture(reference, *sequences, **options), capture(model, *sequences, **options)
+    names = [taps.name.rpartition("layers.0.")[2] for taps in reference_taps]
     assert names == ["self_attn", "self_attn", "multihead_attn"]
-    assert [taps.name for taps in after] == [taps.name for taps in before]
-    for one, other in zip(before, after, strict=True):
-        assert_close(one.groups[0].code(), other.groups[0].code(), rtol=1e-10, atol=1e-10)
+    assert [taps.name for taps in model_taps] == [taps.name for taps in reference_taps]
+    for expected, actual in zip(reference_taps, model_taps, strict=True):
+        assert_close(expected.groups[0].code(), actual.groups[0].code(), rtol=1e-10, atol=1e-10)
 
 
 # ----------------------------------------------------------------------------------------------------------------- taps
 def test_the_fused_encoder_is_walked_layer_by_layer():
     """In eval mode PyTorch runs a whole encoder layer as one kernel that calls no attention module."""
     taps = capture(encoder(dropout=0.2).eval(), torch.randn(B, 5, 16, dtype=F64), src_key_padding_mask=PADDING)
-    assert [one.name for one in taps] == ["layers.0.self_attn", "layers.1.self_attn"]
+    assert [layer_taps.name for layer_taps in taps] == ["layers.0.self_attn", "layers.1.self_attn"]
     assert (codes(taps[1], 0, 4)[1] == 0).all()
 
 
@@ -144,46 +146,46 @@ def test_replace_under_a_default_device_of_meta():
     with torch.device("meta"):
         model = nn.TransformerEncoder(layer(), 1)
         replace(model, RELATIONAL)
-    wanted = replaced(nn.TransformerEncoder(layer(), 1), RELATIONAL, count=1)
-    shapes = [{name: x.shape for name, x in made.state_dict().items()} for made in (model, wanted)]
-    assert shapes[0] == shapes[1]
+    reference = replaced(nn.TransformerEncoder(layer(), 1), RELATIONAL, count=1)
+    shapes = {name: x.shape for name, x in model.state_dict().items()}
+    assert shapes == {name: x.shape for name, x in reference.state_dict().items()}
     assert all(x.is_meta for x in model.state_dict().values())
     x, hidden = torch.empty(2, 5, 16, device="meta"), PADDING.to("meta")
-    for given in (hidden, torch.empty(2, 5, device="meta")):
-        assert model(x, src_key_padding_mask=given).shape == x.shape
+    for mask in (hidden, torch.empty(2, 5, device="meta")):
+        assert model(x, src_key_padding_mask=mask).shape == x.shape
 
 
 def test_relational_heads_take_the_rows_of_values_for_their_symbols():
-    theirs, _ = pair()
-    ours = drop_in(theirs, RELATIONAL)
-    assert torch.equal(ours.in_proj_weight, theirs.in_proj_weight[: 2 * DIM + 6])
-    assert torch.equal(ours.groups[1].value.weight, theirs.in_proj_weight[2 * DIM + 6 :])
-    assert torch.equal(ours.groups[1].value.bias, theirs.in_proj_bias[2 * DIM + 6 :])
-    assert ours.out_proj.weight is theirs.out_proj.weight
+    reference, _ = pair()
+    module = drop_in(reference, RELATIONAL)
+    assert torch.equal(module.in_proj_weight, reference.in_proj_weight[: 2 * DIM + 6])
+    assert torch.equal(module.groups[1].value.weight, reference.in_proj_weight[2 * DIM + 6 :])
+    assert torch.equal(module.groups[1].value.bias, reference.in_proj_bias[2 * DIM + 6 :])
+    assert module.out_proj.weight is reference.out_proj.weight
 
 
 # ------------------------------------------------------------------------------------------------------------- mistakes
-class Own(nn.MultiheadAttention):
+class OwnAttention(nn.MultiheadAttention):
     """Computes something of its own."""
 
     def forward(self, query, key, value):
         return query, None
 
 
-def ours(**options):
+def polyhead_attention(**options):
     return MultiheadAttention(12, 4, **options)
 
 
-def theirs(**options):
+def torch_attention(**options):
     return nn.MultiheadAttention(12, 4, **options)
 
 
 def call(**options):
-    given = {"query": torch.zeros(2, 5, 12), "key": torch.zeros(2, 5, 12), "value": torch.zeros(2, 5, 12)}
-    ours(batch_first=True)(**{**given, **options})
+    qkv = {"query": torch.zeros(2, 5, 12), "key": torch.zeros(2, 5, 12), "value": torch.zeros(2, 5, 12)}
+    polyhead_attention(batch_first=True)(**{**qkv, **options})
 
 
-def look(model):
+def capture_once(model):
     try:
         capture(model, torch.zeros(2, 3, 12))
     finally:
@@ -191,18 +193,26 @@ def look(model):
 
 
 MISTAKES = {
-    "keys must be made of the inputs but add_bias_kv=True came": lambda: ours(add_bias_kv=True),
-    "Abstractor needs kdim, vdim = 12 but 7, 12 came": lambda: ours(kdim=7, heads=[ph.Softmax(2), ph.Abstractor(2)]),
+    "keys must be made of the inputs but add_bias_kv=True came": lambda: polyhead_attention(add_bias_kv=True),
+    "Abstractor needs kdim, vdim = 12 but 7, 12 came": lambda: polyhead_attention(
+        kdim=7, heads=[ph.Softmax(2), ph.Abstractor(2)]
+    ),
     "query must be (b t m) = (2, 5, 12) but is (2, 5, 11)": lambda: call(query=torch.zeros(2, 5, 11)),
     "attn_mask must be boolean or floating but is torch.int64": lambda: call(attn_mask=torch.zeros(5, 5).long()),
     "attn_mask must be one of ((5, 5), (8, 5, 5)) but is (2, 5, 5)": lambda: call(attn_mask=torch.zeros(2, 5, 5)),
     "is_causal says what attn_mask is, but attn_mask is None": lambda: call(is_causal=True),
-    "Sequential has no nn.MultiheadAttention left (1 are replaced)": lambda: replace(nn.Sequential(ours()), ph.Hyla(4)),
-    "the model is an nn.MultiheadAttention itself: use drop_in": lambda: replace(theirs()),
-    "was wanted but its subclass Own came": lambda: replace(nn.Sequential(Own(12, 4))),
-    "but 3, 3 and kv_heads 2 came": lambda: drop_in(theirs(), ph.Hyla(4, kv_heads=2)),
-    "keys that its inputs make but has add_bias_kv=True": lambda: look(nn.Sequential(theirs(add_bias_kv=True))),
-    "capture: Own must run nn.MultiheadAttention.forward but Own has its own": lambda: look(Own(12, 4)),
+    "Sequential has no nn.MultiheadAttention left (1 are replaced)": lambda: replace(
+        nn.Sequential(polyhead_attention()), ph.Hyla(4)
+    ),
+    "the model is an nn.MultiheadAttention itself: use drop_in": lambda: replace(torch_attention()),
+    "was wanted but its subclass OwnAttention came": lambda: replace(nn.Sequential(OwnAttention(12, 4))),
+    "but 3, 3 and kv_heads 2 came": lambda: drop_in(torch_attention(), ph.Hyla(4, kv_heads=2)),
+    "keys that its inputs make but has add_bias_kv=True": lambda: capture_once(
+        nn.Sequential(torch_attention(add_bias_kv=True))
+    ),
+    "capture: OwnAttention must run nn.MultiheadAttention.forward but OwnAttention has its own": lambda: capture_once(
+        OwnAttention(12, 4)
+    ),
 }
 
 
