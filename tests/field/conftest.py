@@ -1,1 +1,1 @@
-from tiny_runs import _tiny, at_step, whole  # noqa: F401
+from tiny_runs import _tiny, at_step, uninterrupted  # noqa: F401

@@ -47,6 +47,6 @@ def test_gradients_on_sharded_rows_are_right_and_sharded():
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
         "PATH": "",
     }
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["2"]
+    process = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, env=environment)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.split() == ["2"]

@@ -26,28 +26,28 @@ def compiled(model):
 @torch.no_grad()
 def test_packed_sequences_beside_a_mask_of_ones_do_not_see_each_other(heads):
     model = ours(heads=HEADS[heads], layers=1).double()
-    alone = torch.cat((model(IDS[:, :3]).logits, model(IDS[:, 3:]).logits), 1)
+    expected = torch.cat((model(IDS[:, :3]).logits, model(IDS[:, 3:]).logits), 1)
     run = compiled(model)
     for mask in (None, ONES, ONES.bool()):
-        torch.testing.assert_close(model(IDS, position_ids=PACKED, attention_mask=mask).logits, alone)
-        torch.testing.assert_close(run(IDS, position_ids=PACKED, attention_mask=mask).logits, alone)
+        torch.testing.assert_close(model(IDS, position_ids=PACKED, attention_mask=mask).logits, expected)
+        torch.testing.assert_close(run(IDS, position_ids=PACKED, attention_mask=mask).logits, expected)
 
 
 @torch.no_grad()
 def test_one_compiled_model_reads_other_numbers_in_every_call():
     model = ours(layers=1).double()
     run = compiled(model)
-    padded, counted = torch.tensor([[0, 0, 1, 1, 1]]), torch.tensor([[0, 0, 0, 1, 2]])
+    padded, padded_positions = torch.tensor([[0, 0, 1, 1, 1]]), torch.tensor([[0, 0, 0, 1, 2]])
     for mask, positions in (
         (ONES, PACKED),
-        (padded, counted),
+        (padded, padded_positions),
         (ONES, torch.tensor([[3, 4, 5, 6, 7]])),
         (ONES, torch.tensor([[0, 0, 1, 0, 0]])),
         (ONES, torch.arange(5)[None]),
     ):
-        wanted = model(IDS, attention_mask=mask, position_ids=positions).logits
-        got = run(IDS, attention_mask=mask, position_ids=positions).logits
-        torch.testing.assert_close(got[mask.bool()], wanted[mask.bool()])
+        expected = model(IDS, attention_mask=mask, position_ids=positions).logits
+        logits = run(IDS, attention_mask=mask, position_ids=positions).logits
+        torch.testing.assert_close(logits[mask.bool()], expected[mask.bool()])
 
 
 REFUSED = {

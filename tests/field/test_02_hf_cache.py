@@ -10,7 +10,7 @@ import polyhead as ph
 GREEDY = {"max_new_tokens": 4, "do_sample": False}
 IDS = tokens(2, 7)
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1]])
-PLACES = (MASK.cumsum(1) - 1).clamp(min=0)
+POSITIONS = (MASK.cumsum(1) - 1).clamp(min=0)
 HEADS = {
     "softmax": {"heads": ph.Softmax(4)},
     "mixture": {"heads": (ph.Softmax(2), ph.Hyla(2))},
@@ -33,30 +33,27 @@ def test_generation_continues_from_a_cache_with_padding_in_the_second_turn(name)
     model = model_of(name)
     first = model(IDS[:, :3], attention_mask=MASK[:, :3], use_cache=True)
     assert first[CACHE].get_seq_length() == 3
-    more = model.generate(IDS, attention_mask=MASK, **{CACHE: first[CACHE]}, **GREEDY)
-    assert torch.equal(more, model.generate(IDS, attention_mask=MASK, use_cache=False, **GREEDY))
+    generated = model.generate(IDS, attention_mask=MASK, **{CACHE: first[CACHE]}, **GREEDY)
+    assert torch.equal(generated, model.generate(IDS, attention_mask=MASK, use_cache=False, **GREEDY))
 
 
 @pytest.mark.parametrize("name", HEADS)
-@pytest.mark.parametrize("places", ["positions", "mask alone", "gaps"])
+@pytest.mark.parametrize("position_kind", ["positions", "mask alone", "gaps"])
 @torch.no_grad()
-def test_turns_are_one_pass(name, places):
+def test_turns_are_one_pass(name, position_kind):
     model = model_of(name)
-    where = {"positions": PLACES, "gaps": PLACES + (torch.arange(7) > 3), "mask alone": None}[places]
-    whole = model(IDS, attention_mask=MASK, position_ids=where).logits
+    kinds = {"positions": POSITIONS, "gaps": POSITIONS + (torch.arange(7) > 3), "mask alone": None}
+    position_ids = kinds[position_kind]
+    expected = model(IDS, attention_mask=MASK, position_ids=position_ids).logits
     cache, turns = None, []
     for first, last in ((0, 3), (3, 5), (5, 6), (6, 7)):
-        positions = None if where is None else where[:, first:last]
-        output = model(
-            IDS[:, first:last],
-            attention_mask=MASK[:, :last],
-            position_ids=positions,
-            use_cache=True,
-            **{CACHE: cache},
-        )
+        options = {"attention_mask": MASK[:, :last], "use_cache": True, CACHE: cache}
+        if position_ids is not None:
+            options["position_ids"] = position_ids[:, first:last]
+        output = model(IDS[:, first:last], **options)
         cache = output[CACHE]
         turns.append(output.logits)
-    assert_close(torch.cat(turns, 1)[MASK.bool()], whole[MASK.bool()])
+    assert_close(torch.cat(turns, 1)[MASK.bool()], expected[MASK.bool()])
 
 
 @pytest.mark.compile
@@ -65,10 +62,10 @@ def test_turns_are_one_pass(name, places):
 def test_an_eager_first_turn_and_compiled_steps(name):
     torch._dynamo.reset()
     model = model_of(name)
-    whole = model(IDS, attention_mask=MASK).logits
+    expected = model(IDS, attention_mask=MASK).logits
     run = torch.compile(model, backend="eager")
     cache = model(IDS[:, :3], attention_mask=MASK[:, :3], use_cache=True)[CACHE]
     for first, last in ((3, 5), (5, 6), (6, 7)):
         logits = run(IDS[:, first:last], attention_mask=MASK[:, :last], **{CACHE: cache}).logits
         real = MASK[:, first:last].bool()
-        assert_close(logits[real], whole[:, first:last][real])
+        assert_close(logits[real], expected[:, first:last][real])

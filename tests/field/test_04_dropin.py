@@ -56,14 +56,14 @@ def test_our_own_layer_and_ops_are_refused_in_one_line():
 
 
 def test_second_derivatives_equal_those_of_pytorch():
-    theirs = nn.MultiheadAttention(12, 4, batch_first=True, dtype=F64)
-    second = []
-    for module in (theirs, drop_in(theirs)):
+    reference = nn.MultiheadAttention(12, 4, batch_first=True, dtype=F64)
+    second_derivatives = []
+    for module in (reference, drop_in(reference)):
         x = torch.randn(2, 4, 12, dtype=F64, generator=torch.Generator().manual_seed(0)).requires_grad_()
         y, weights = module(x, x, x)
-        (slope,) = torch.autograd.grad(y.sin().sum() + weights.sin().sum(), x, create_graph=True)
-        second.append(torch.autograd.grad(slope.square().sum(), x)[0])
-    assert_close(*second, rtol=1e-9, atol=1e-9)
+        (gradient,) = torch.autograd.grad(y.sin().sum() + weights.sin().sum(), x, create_graph=True)
+        second_derivatives.append(torch.autograd.grad(gradient.square().sum(), x)[0])
+    assert_close(*second_derivatives, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(

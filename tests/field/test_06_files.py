@@ -23,11 +23,11 @@ def unreadable(monkeypatch, name, number):
     monkeypatch.setattr(name, refuse)
 
 
-def test_a_folder_whose_name_is_not_utf8_resumes(tiny, tmp_path, whole):
+def test_a_folder_whose_name_is_not_utf8_resumes(tiny, tmp_path, uninterrupted):
     folder = pathlib.Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xff"))
     interrupted(tiny(folder), 8)
     ph.train.run(tiny(folder), progress=False, resume=True)
-    same(folder, whole)
+    same(folder, uninterrupted)
     assert not [name for name in names(folder) if "damaged" in name]
     assert ph.load(folder)[0].name == "tiny"
 

@@ -66,7 +66,7 @@ def closed_pipe():
 
 
 @pytest.mark.parametrize("output", ["a closed pipe", "a full device", "nothing"])
-def test_a_run_ends_with_its_result_wherever_its_output_goes(recipe, tmp_path, whole, output):
+def test_a_run_ends_with_its_result_wherever_its_output_goes(recipe, tmp_path, uninterrupted, output):
     code = CLOSED + TRAIN if output == "nothing" else TRAIN
     with closed_pipe() if output == "a closed pipe" else open("/dev/full", "w") as stream:
         process = forked.Process(
@@ -75,14 +75,14 @@ def test_a_run_ends_with_its_result_wherever_its_output_goes(recipe, tmp_path, w
             stderr=stream,
         )
         assert process.wait() in (0, 1 if output == "a full device" else 0)  # 1: the table of scores was not printed
-    same(tmp_path / "run", whole)
+    same(tmp_path / "run", uninterrupted)
 
 
-def test_a_closed_terminal_saves(tiny, tmp_path, whole):
+def test_a_closed_terminal_saves(tiny, tmp_path, uninterrupted):
     text = interrupted(tiny(tmp_path), 8, signal.SIGHUP)
     assert text.startswith("stopped and saved at step 8")
     ph.train.run(tiny(tmp_path), progress=False, resume=True)
-    same(tmp_path, whole)
+    same(tmp_path, uninterrupted)
 
 
 def test_nohup_keeps_a_run_from_the_end_of_its_terminal(tiny, tmp_path, at_step):

@@ -11,9 +11,9 @@ from polyhead import config
 def test_a_sweep_finishes_after_its_pipe_has_closed(tmp_path):
     """One run finishes, one diverges: the exit code says so, whoever listens."""
     config.save(tiny(None, steps=2, warmup=0), tmp_path / "run.yaml")
-    words = ["sweep", "run.yaml", "--train.lr", "1e38,1e-3", "--workers", "1", "--folder", "grid"]
+    arguments = ["sweep", "run.yaml", "--train.lr", "1e38,1e-3", "--workers", "1", "--folder", "grid"]
     sweep = subprocess.Popen(
-        [sys.executable, "-m", "polyhead", *words],
+        [sys.executable, "-m", "polyhead", *arguments],
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -23,8 +23,8 @@ def test_links_that_lead_to_their_own_folder_are_not_followed(tmp_path):
         (folder / f"{number}.txt").write_text(f"text {number}\n" * 20)
     os.symlink(folder, folder / "again")
     os.symlink(folder, folder / "and again")
-    found = all_documents(documents(task_of(folder, tmp_path, held_out=0.2)))
-    assert sorted(found) == sorted(path.read_bytes() for path in folder.glob("*.txt"))
+    texts = all_documents(documents(task_of(folder, tmp_path, held_out=0.2)))
+    assert sorted(texts) == sorted(path.read_bytes() for path in folder.glob("*.txt"))
 
 
 # ------------------------------------------------------------------------------------------------------------------ hub

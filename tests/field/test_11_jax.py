@@ -25,9 +25,9 @@ def test_a_haiku_tree_in_bfloat16_becomes_a_layer_in_bfloat16():
     for name, parameter in layer.state_dict().items():
         assert parameter.dtype == torch.bfloat16
         assert torch.equal(parameter, exact[name].bfloat16())
-    back = haiku.to_haiku(layer)["mha/~/linear_3"]["w"]
-    assert back.dtype == np.float32  # which NumPy has
-    np.testing.assert_array_equal(back, np.asarray(haiku_tree(jnp.bfloat16)["mha/~/linear_3"]["w"], np.float32))
+    saved = haiku.to_haiku(layer)["mha/~/linear_3"]["w"]
+    assert saved.dtype == np.float32  # which NumPy has
+    np.testing.assert_array_equal(saved, np.asarray(haiku_tree(jnp.bfloat16)["mha/~/linear_3"]["w"], np.float32))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

@@ -25,9 +25,9 @@ SAVED = {
 }
 
 
-@pytest.mark.parametrize("way", SAVED)
-def test_weights_load_as_they_were_saved(way):
-    assert_close(logits(SAVED[way]), logits(STATE), rtol=0, atol=0)
+@pytest.mark.parametrize("saved", SAVED)
+def test_weights_load_as_they_were_saved(saved):
+    assert_close(logits(SAVED[saved]), logits(STATE), rtol=0, atol=0)
 
 
 def test_a_whole_checkpoint_is_refused_with_the_name_of_its_part():

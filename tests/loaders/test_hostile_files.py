@@ -46,7 +46,7 @@ def model_files(tmp_path_factory):
 
 @pytest.fixture
 def folder(model_files, tmp_path):
-    """A copy of it, which a test may spoil."""
+    """A copy of `model_files`, which a test may spoil."""
     return copied(model_files, tmp_path)
 
 
@@ -54,14 +54,14 @@ def verb(*words):
     """A command of `polyhead` for files in the folder F; an error of one line is raised as a ValueError."""
 
     def call(root):
-        error = io.StringIO()
-        with contextlib.redirect_stderr(error), contextlib.redirect_stdout(error):
+        output = io.StringIO()
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             code = main([word.replace("F/", f"{root}/") for word in words])
-        said = error.getvalue()
-        assert "Traceback" not in said
+        printed = output.getvalue()
+        assert "Traceback" not in printed
         if code:
-            assert code == 2, said
-            raise ValueError(said.strip().splitlines()[-1])
+            assert code == 2, printed
+            raise ValueError(printed.strip().splitlines()[-1])
 
     return call
 
@@ -116,13 +116,13 @@ def test_a_model_of_hugging_face_is_not_unpickled(name, folder):
     pytest.importorskip("transformers")
     from polyhead.compat.huggingface import model as huggingface_model
 
-    place, marker = folder / "exported", folder / "sprung"
-    huggingface_model.to_folder(folder / "run", place)
-    (place / name).unlink(missing_ok=True)
+    exported, marker = folder / "exported", folder / "sprung"
+    huggingface_model.to_folder(folder / "run", exported)
+    (exported / name).unlink(missing_ok=True)
     if name == "pytorch_model.bin":
-        (place / "model.safetensors").unlink()
+        (exported / "model.safetensors").unlink()
     for guise in ("torch", "pickle", "zip", "yaml"):
-        (place / name).write_bytes(guises(marker)[guise])
+        (exported / name).write_bytes(guises(marker)[guise])
         with pytest.raises(ValueError, match=LINE):
             verb("explore", "F/exported", "--text", "x", "--out", "F/x.html", "--device", "cpu")(folder)
         assert not marker.exists(), guise
@@ -150,13 +150,14 @@ def test_odd_values_are_one_line(odd, tmp_path):
     data = ODD[odd].encode("utf-8", "surrogateescape")
     for name in ("config.json", "mine.yaml"):
         (tmp_path / name).write_bytes(data)
-        with pytest.raises(ValueError, match=LINE) as caught:
+        with pytest.raises(ValueError, match=LINE) as error_info:
             read_config(tmp_path / name)
-        assert len(str(caught.value)) < 120_000 if odd == "long kind" else len(str(caught.value)) < 2000
-    for name, read in (("result.json", read_result), ("metrics.jsonl", read_metrics)):
-        (tmp_path / name).write_bytes(data)
-        with contextlib.suppress(ValueError):
-            assert not read(tmp_path)
+        assert len(str(error_info.value)) < (120_000 if odd == "long kind" else 2000)
+    (tmp_path / "result.json").write_bytes(data)
+    with pytest.raises(ValueError, match=LINE):
+        read_result(tmp_path)
+    (tmp_path / "metrics.jsonl").write_bytes(data)
+    assert read_metrics(tmp_path) == []
 
 
 def test_aliases_that_stand_for_many_values_are_refused(tmp_path):

@@ -18,12 +18,12 @@ from polyhead.train.store.folder import write_failure, write_result
 
 
 def finished(run, folder, score):
-    place = folder / f"{run.name}-{digest(run)}"
-    place.mkdir(parents=True)
-    save(run, place / "config.json")
+    run_folder = folder / f"{run.name}-{digest(run)}"
+    run_folder.mkdir(parents=True)
+    save(run, run_folder / "config.json")
     scores = {split: {"loss": 0.5, "r2": score + at, "r2_se": 0.01} for at, split in enumerate(("iid", "novel"))}
-    write_result(Result(run.name, digest(run), 12, 6.0, 1000 + run.seed, scores, "", {}, place))
-    return place
+    write_result(Result(run.name, digest(run), 12, 6.0, 1000 + run.seed, scores, "", {}, run_folder))
+    return run_folder
 
 
 @pytest.fixture
@@ -32,10 +32,10 @@ def grid(tiny, tmp_path):
     runs = [tiny(None, seed=seed, lr=lr) for seed in (0, 1) for lr in (1e-3, 0.1 + 0.2)]
     for run, score in zip(runs[:3], (0.25, 0.75, 0.5), strict=True):
         finished(run, tmp_path / "grid", score)
-    place = tmp_path / "grid" / f"tiny-{digest(runs[3])}"
-    place.mkdir()
-    save(runs[3], place / "config.json")
-    write_failure(place, "the loss is nan")
+    failed = tmp_path / "grid" / f"tiny-{digest(runs[3])}"
+    failed.mkdir()
+    save(runs[3], failed / "config.json")
+    write_failure(failed, "the loss is nan")
     return runs, tmp_path / "grid"
 
 
@@ -44,8 +44,8 @@ def test_runs_are_named_by_what_differs(tiny):
     assert labels(runs)[1] == "lr=0.30000000000000004 seed=0"
     assert labels([*runs, tiny(None, name="other")])[0] == "tiny lr=0.001 seed=0"
     assert labels([*runs, tiny(None, name="other")])[4] == "other"
-    far = [tiny(None), tiny(None, seed=1, lr=0.5, dim=32, dropout=0.5, bias=False, batch_size=3)]
-    assert labels(far) == [f"tiny-{digest(run)}" for run in far]
+    different = [tiny(None), tiny(None, seed=1, lr=0.5, dim=32, dropout=0.5, bias=False, batch_size=3)]
+    assert labels(different) == [f"tiny-{digest(run)}" for run in different]
     plain, accumulating = tiny(None), tiny(None, accumulate=2)  # omitted at its default
     assert labels([plain, accumulating]) == [f"tiny-{digest(plain)}", "accumulate=2"]
 
@@ -53,43 +53,42 @@ def test_runs_are_named_by_what_differs(tiny):
 def test_runs_are_named_by_their_heads(tiny):
     groups = [(ph.Softmax(4),), (ph.Softmax(2), ph.Hyla(2)), (ph.Softmax(2), ph.Hyla(2, act="identity"))]
     runs = [tiny(None, heads=heads, layers=2) for heads in (*groups, ((ph.Softmax(4),), (ph.Hyla(4),)))]
-    wanted = ["softmax:4", "softmax:2+hyla:2", "softmax:2+hyla:2 act=identity", "softmax:4/hyla:4"]
-    assert labels(runs) == [f"heads={words}" for words in wanted]
+    expected = ["softmax:4", "softmax:2+hyla:2", "softmax:2+hyla:2 act=identity", "softmax:4/hyla:4"]
+    assert labels(runs) == [f"heads={words}" for words in expected]
     assert labels([tiny(None, heads=(ph.Relational(4),)), runs[0]]) == ["heads=relational:4", "heads=softmax:4"]
     assert labels([tiny(None, heads=(ph.Hyla(4, value_depth=depth),)) for depth in (1, 2)])[0] == "value_depth=1"
 
 
 def test_the_best_is_marked_and_all_formats_are_written(grid):
     runs, folder = grid
-    found = of_sweep(runs, folder)
-    assert {split: record.label for split, record in found.best().items()} == dict.fromkeys(
-        ("iid", "novel"), "lr=0.30000000000000004 seed=0"
-    )
-    assert [row["novel r2"] for row in found.cells()] == ["1.250 ± 0.010", "1.750 ± 0.010 *", "1.500 ± 0.010", ""]
-    assert found.text("md").splitlines()[3].endswith("| done | 12/12 | 0.750 ± 0.010 * | 1.750 ± 0.010 * |")
-    assert r"lr=0.001 seed=1 & done & 12/12 & 0.500 ± 0.010 & 1.500 ± 0.010 \\" in found.text("latex")
+    table = of_sweep(runs, folder)
+    label = "lr=0.30000000000000004 seed=0"
+    assert {split: record.label for split, record in table.best().items()} == {"iid": label, "novel": label}
+    assert [row["novel r2"] for row in table.cells()] == ["1.250 ± 0.010", "1.750 ± 0.010 *", "1.500 ± 0.010", ""]
+    assert table.text("md").splitlines()[3].endswith("| done | 12/12 | 0.750 ± 0.010 * | 1.750 ± 0.010 * |")
+    assert r"lr=0.001 seed=1 & done & 12/12 & 0.500 ± 0.010 & 1.500 ± 0.010 \\" in table.text("latex")
     finished(replace(runs[0], name="below"), folder, -0.25)
     finished(replace(runs[3], name="level"), folder, 0.75)
-    level = [row["iid r2"] for row in records(folder).cells() if row["iid r2"].startswith("0.750")]
-    assert level == ["0.750 ± 0.010 *"] * 2  # a run as good as the best is marked, too
-    rows = list(csv.DictReader(io.StringIO(found.text("csv"))))
+    best = [row["iid r2"] for row in records(folder).cells() if row["iid r2"].startswith("0.750")]
+    assert best == ["0.750 ± 0.010 *"] * 2  # a run as good as the best is marked, too
+    rows = list(csv.DictReader(io.StringIO(table.text("csv"))))
     assert [float(rows[1]["lr"]), rows[3]["iid r2"], rows[3]["state"]] == [0.1 + 0.2, "", "failed"]
-    assert json.loads(found.text("json"))[2]["iid r2"] == 0.5
-    assert found._repr_markdown_() == found.text("md")
+    assert json.loads(table.text("json"))[2]["iid r2"] == 0.5
+    assert table._repr_markdown_() == table.text("md")
     with pytest.raises(ValueError, match="records: unknown format 'tex'"):
-        found.text("tex")
+        table.text("tex")
 
 
 def test_runs_of_two_tasks_are_compared_each_by_its_own_metric(grid):
     runs, folder = grid
     task = ph.tasks.Sraven()
     other = ph.Run(task, ph.TransformerConfig(*task.ends), name="other")
-    place = folder / "other"
-    place.mkdir()
-    save(other, place / "config.json")
+    other_folder = folder / "other"
+    other_folder.mkdir()
+    save(other, other_folder / "config.json")
     scores = {"iid": {"loss": 0.5, "accuracy": 0.5, "accuracy_se": 0.01}}
-    write_result(Result("other", digest(other), 12, 6.0, 1000, scores, "", {}, place))
-    first, second = records(f"{folder}/tiny-{digest(runs[0])}", place).cells()
+    write_result(Result("other", digest(other), 12, 6.0, 1000, scores, "", {}, other_folder))
+    first, second = records(f"{folder}/tiny-{digest(runs[0])}", other_folder).cells()
     assert first["iid r2"].startswith("0.250")
     assert second["iid accuracy"].startswith("0.500")
     assert first["iid accuracy"] == second["iid r2"] == ""
@@ -98,18 +97,18 @@ def test_runs_of_two_tasks_are_compared_each_by_its_own_metric(grid):
 def test_a_run_and_its_copy_are_two_rows(grid):
     _, folder = grid
     first, copy = records(folder)[0].folder, folder.parent / "copy"
-    found = records(folder, shutil.copytree(first, copy))
-    assert {str(first), str(copy)} < {record.label for record in found}
-    assert len(found) == 5
+    table = records(folder, shutil.copytree(first, copy))
+    assert {str(first), str(copy)} < {record.label for record in table}
+    assert len(table) == 5
 
 
 def test_nan_is_neither_best_nor_json(tiny, tmp_path):
     for seed, score in enumerate((float("nan"), 0.5, 0.75)):
         finished(tiny(None, seed=seed), tmp_path, score)
-    found = records(tmp_path)
-    assert found.best()["iid"].label == "seed=2"
-    assert [row["iid r2"][-1] for row in found.cells()] == ["0", "0", "*"]
-    assert json.loads(found.text("json"), parse_constant=pytest.fail)[0]["iid r2"] is None
+    table = records(tmp_path)
+    assert table.best()["iid"].label == "seed=2"
+    assert [row["iid r2"][-1] for row in table.cells()] == ["0", "0", "*"]
+    assert json.loads(table.text("json"), parse_constant=pytest.fail)[0]["iid r2"] is None
 
 
 def test_scores_of_different_questions_have_no_best(tiny, tmp_path):
@@ -125,9 +124,9 @@ def test_the_verbs(grid, capsys, monkeypatch):
     folder = grid[1]
     monkeypatch.chdir(folder.parent)
     assert main(["list", "runs", "grid"]) == 0
-    said = capsys.readouterr().out
-    assert "the loss is nan" in said
-    assert "grid/tiny-" in said
-    assert "seed=1" in said
+    printed = capsys.readouterr().out
+    assert "the loss is nan" in printed
+    assert "grid/tiny-" in printed
+    assert "seed=1" in printed
     assert main(["list", "runs", "grid", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 4

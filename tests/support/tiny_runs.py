@@ -31,7 +31,7 @@ def _tiny():
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory):
+def uninterrupted(tmp_path_factory):
     """The uninterrupted run that others are compared with."""
     folder = tmp_path_factory.mktemp("whole")
     train(tiny(folder), progress=False)

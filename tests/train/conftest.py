@@ -1,3 +1,3 @@
-from tiny_runs import _tiny, at_step, whole
+from tiny_runs import _tiny, at_step, uninterrupted
 
-__all__ = ["_tiny", "at_step", "whole"]
+__all__ = ["_tiny", "at_step", "uninterrupted"]

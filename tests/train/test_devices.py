@@ -37,7 +37,7 @@ def start(count, root, *cases):
     return process.returncode, process.stdout
 
 
-def part(root, source, target, name):
+def copy_at(root, source, target, name):
     """A run folder as it was when the checkpoint `name` was the last."""
     (root / target).mkdir()
     for file in ("config.json", "metrics.jsonl"):
@@ -54,7 +54,7 @@ def root(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one(root):
+def single_scores(root):
     """The scores of a single process."""
     importlib.import_module("torch.distributed.fsdp")  # once: the others are copies of this process
     run(devices.fuzzy(root / "fuzzy-one"), progress=False)
@@ -63,24 +63,27 @@ def one(root):
 
 
 @pytest.fixture(scope="module")
-def two(root, one):
-    part(root, "fuzzy-one", "stopped-sharded", "checkpoint-00000010.safetensors")
+def two_processes(root, single_scores):
+    copy_at(root, "fuzzy-one", "stopped-sharded", "checkpoint-00000010.safetensors")
     return start(2, root, "fuzzy-data", "fuzzy-sharded", "text-sharded", "evaluate", "stop:stopped-sharded")
 
 
 def same(root, name):
     """Every figure of every row is that of one process."""
-    wanted, found = (read_metrics(root / folder) for folder in (f"{name.partition('-')[0]}-one", name))
-    assert len(found) == len(wanted) > 8
-    for mine, theirs in zip(found, wanted, strict=True):
-        assert mine.keys() == theirs.keys()
-        for key in mine.keys() - set(CLOCK):
-            loose = ACROSS if key == "loss" else 10 * ACROSS
-            assert mine[key] == (pytest.approx(theirs[key], abs=loose) if isinstance(mine[key], float) else theirs[key])
+    expected, actual = (read_metrics(root / folder) for folder in (f"{name.partition('-')[0]}-one", name))
+    assert len(actual) == len(expected) > 8
+    for row, expected_row in zip(actual, expected, strict=True):
+        assert row.keys() == expected_row.keys()
+        for key in row.keys() - set(CLOCK):
+            if isinstance(row[key], float):
+                tolerance = ACROSS if key == "loss" else 10 * ACROSS
+                assert row[key] == pytest.approx(expected_row[key], abs=tolerance)
+            else:
+                assert row[key] == expected_row[key]
 
 
 @pytest.mark.parametrize("name", ["fuzzy-data", "fuzzy-sharded", "text-sharded"])
-def test_two_processes_get_the_losses_of_one(root, two, name):
+def test_two_processes_get_the_losses_of_one(root, two_processes, name):
     same(root, name)
     result = read_result(root / name)
     assert result is not None
@@ -88,22 +91,25 @@ def test_two_processes_get_the_losses_of_one(root, two, name):
     assert result.command.startswith("torchrun --standalone --nproc-per-node 2 -m polyhead.train ")
 
 
-def test_one_resumes_where_two_stopped(root, two):
-    part(root, "fuzzy-sharded", "fuzzy-alone", "checkpoint-00000010.sharded")
+def test_one_resumes_where_two_stopped(root, two_processes):
+    copy_at(root, "fuzzy-sharded", "fuzzy-alone", "checkpoint-00000010.sharded")
     run(devices.fuzzy(root / "fuzzy-alone"), progress=False, resume=True)
     same(root, "fuzzy-alone")
 
 
-def test_shards_resume_where_one_stopped(root, two):
+def test_shards_resume_where_one_stopped(root, two_processes):
     """From a checkpoint of one file; until a signal stops them."""
-    found, wanted = (read_metrics(root / name) for name in ("stopped-sharded", "fuzzy-one"))
-    rows = [{row["step"]: row["loss"] for row in some if row["kind"] == "train"} for some in (found, wanted)]
-    assert list(rows[0]) == [1, 2, 4, 6, 8, 10, 12, 14]
-    assert rows[0] == pytest.approx({step: rows[1][step] for step in rows[0]}, abs=ACROSS)
+    loss_by_step, expected = loss_by_step_of(root / "stopped-sharded"), loss_by_step_of(root / "fuzzy-one")
+    assert list(loss_by_step) == [1, 2, 4, 6, 8, 10, 12, 14]
+    assert loss_by_step == pytest.approx({step: expected[step] for step in loss_by_step}, abs=ACROSS)
 
 
-def test_a_sharded_run_ends_as_any_other(root, two):
-    names = [load_file(root / f"fuzzy-{how}" / "checkpoint.safetensors").keys() for how in ("one", "sharded")]
+def loss_by_step_of(folder):
+    return {row["step"]: row["loss"] for row in read_metrics(folder) if row["kind"] == "train"}
+
+
+def test_a_sharded_run_ends_as_any_other(root, two_processes):
+    names = [load_file(root / f"fuzzy-{name}" / "checkpoint.safetensors").keys() for name in ("one", "sharded")]
     assert names[0] == names[1]
     _, model = load_model(root / "text-sharded")
     assert model.outputs.weight is model.inputs.table.weight
@@ -111,24 +117,21 @@ def test_a_sharded_run_ends_as_any_other(root, two):
     assert saved[-2:] == ["checkpoint-00000016.sharded", "checkpoint.safetensors"]
 
 
-def test_evaluation_is_that_of_one(root, one, two):
+def test_evaluation_is_that_of_one(root, single_scores, two_processes):
     """Rows that do not divide, in parts, and fewer of them than processes; a whole model and a sharded one."""
-    whole, sharded = json.loads((root / "evaluated-2.json").read_text())
-    for found in (whole, sharded):
-        assert found.keys() == one.keys()
-        for name, scores in one.items():
-            assert found[name] == pytest.approx(scores, rel=1e-5), name
+    unsharded, sharded = json.loads((root / "evaluated-2.json").read_text())
+    for actual in (unsharded, sharded):
+        assert actual.keys() == single_scores.keys()
+        for name, scores in single_scores.items():
+            assert actual[name] == pytest.approx(scores, rel=1e-5), name
 
 
-def test_a_signal_to_one_stops_all_at_the_same_step(root, two):
+def test_a_signal_to_one_stops_all_at_the_same_step(root, two_processes):
     (folder,) = (root / "stopped-sharded").glob("checkpoint-*.sharded")
     step = int(folder.stem.removeprefix("checkpoint-"))
     assert step in (14, 15)  # told in the 14th step, heard by all a step later
     assert len(list(folder.glob("shard-*"))) == 2
-    told = [line for line in two[1].splitlines() if line.startswith("polyhead: ")]
-    way_on = f"polyhead resume {root / 'stopped-sharded'} --devices 2"
-    assert told == [f"polyhead: stopped and saved at step {step}; resume with: {way_on}"]
-    assert two[0] == 130
-
-
-# --------------------------------------------------------------------------------------------------- polyhead --devices
+    messages = [line for line in two_processes[1].splitlines() if line.startswith("polyhead: ")]
+    command = f"polyhead resume {root / 'stopped-sharded'} --devices 2"
+    assert messages == [f"polyhead: stopped and saved at step {step}; resume with: {command}"]
+    assert two_processes[0] == 130

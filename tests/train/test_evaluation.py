@@ -24,16 +24,16 @@ def test_a_split_that_ends_is_scored_once(batches, batch_size, sequences):
     scores = evaluate(Guess(), Images(), "iid", batches=batches, batch_size=batch_size)
     assert scores["sequences"] == sequences
     if sequences == 359:
-        whole = Images().batch("iid", 359, seed=0, step=0)
-        assert scores["accuracy"] == pytest.approx((whole.targets == 0).double().mean().item(), abs=1e-12)
-        assert scores["loss"] == pytest.approx(Images().loss(Guess()(whole.inputs), whole).item(), abs=1e-6)
+        batch = Images().batch("iid", 359, seed=0, step=0)
+        assert scores["accuracy"] == pytest.approx((batch.targets == 0).double().mean().item(), abs=1e-12)
+        assert scores["loss"] == pytest.approx(Images().loss(Guess()(batch.inputs), batch).item(), abs=1e-6)
 
 
 def test_a_short_batch_counts_by_its_scored_positions():
-    losses, right = [torch.tensor(1.0), torch.tensor(4.0)], {"right": [torch.ones(3), torch.zeros(1)]}
-    scores = summary(losses, right, [torch.tensor(3), torch.tensor(1)], 4)
+    losses, metrics = [torch.tensor(1.0), torch.tensor(4.0)], {"right": [torch.ones(3), torch.zeros(1)]}
+    scores = summary(losses, metrics, [torch.tensor(3), torch.tensor(1)], 4)
     assert scores == {"loss": 1.75, "right": 0.75, "right_se": 0.25, "sequences": 4}
-    assert summary(losses, right, [torch.tensor(9), torch.tensor(1)], 4)["loss"] == pytest.approx(1.3)
+    assert summary(losses, metrics, [torch.tensor(9), torch.tensor(1)], 4)["loss"] == pytest.approx(1.3)
     losses[1] = torch.tensor(math.nan)  # the mean of no position
     assert summary(losses, {}, [torch.tensor(2), torch.tensor(0)], 4)["loss"] == 1.0
 
@@ -45,12 +45,12 @@ def test_sequences_count_by_their_amounts():
     assert scores["x"] == pytest.approx((10 * 1 + 10 * 2 + 5 * 5) / 25)
     squares = (10 * (1 - 2.2)) ** 2 + (10 * (2 - 2.2)) ** 2 + (5 * (5 - 2.2)) ** 2
     assert scores["x_se"] == pytest.approx(math.sqrt(3 / 2 * squares) / 25)
-    same = summary(losses, values, scored, 3, [torch.full((2,), 7.0), torch.full((1,), 7.0)])
-    assert same == pytest.approx(summary(losses, values, scored, 3))
+    equal_amounts = summary(losses, values, scored, 3, [torch.full((2,), 7.0), torch.full((1,), 7.0)])
+    assert equal_amounts == pytest.approx(summary(losses, values, scored, 3))
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("metrics", "message"),
     [
         ({"accuracy": torch.tensor(0.5)}, r"metrics must be numbers \(3,\), one for each .*, but accuracy is \(\)$"),
         ({"accuracy": torch.ones(3, 1)}, r"but accuracy is \(3, 1\)$"),
@@ -61,8 +61,8 @@ def test_sequences_count_by_their_amounts():
         ({"right": torch.ones(3)}, "its metric is 'accuracy', but its metrics are right$"),
     ],
 )
-def test_scores_that_are_not_one_for_each_sequence_are_one_line(found, message, monkeypatch):
-    monkeypatch.setattr(Images, "metrics", lambda *_: found)
+def test_scores_that_are_not_one_for_each_sequence_are_one_line(metrics, message, monkeypatch):
+    monkeypatch.setattr(Images, "metrics", lambda *_: metrics)
     with pytest.raises(ValueError, match=f"^Images: .*{message}"):
         evaluate(Guess(), Images(), "iid", batches=1, batch_size=3)
 

@@ -17,7 +17,7 @@ from polyhead.train import evaluate, fast_products, load_model, run
 from polyhead.train.evaluation import predict
 
 SPLITS = ("train", "iid")
-READ = Maths(question=60, answer=5)
+MATHS = Maths(question=60, answer=5)
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Begins(Classification):
 
 DUAL = [config.Softmax(2), config.Relational(2, symbols=config.PositionSymbols())]
 SMALL: dict[str, Any] = {"dim": 16, "layers": 1, "heads": DUAL, "max_length": 6, "positions": Learned()}
-READS = TransformerConfig(READ.source, Logits(7), **{**SMALL, "max_length": 60}, dropout=0.1)
-PARTS = Patches((1, 8, 8), (4, 2), class_token=True)
+ENCODER = TransformerConfig(MATHS.source, Logits(7), **{**SMALL, "max_length": 60}, dropout=0.1)
+PATCHES = Patches((1, 8, 8), (4, 2), class_token=True)
 MODELS = {
     "sequences": (
-        READ,
-        TransformerConfig(READ.ends[0], replace(READ.ends[1], tied=True), **SMALL, causal=True, encoder=READS),
+        MATHS,
+        TransformerConfig(MATHS.ends[0], replace(MATHS.ends[1], tied=True), **SMALL, causal=True, encoder=ENCODER),
     ),
-    "images": (Images(), TransformerConfig(PARTS, Classes(10, "class"), **{**SMALL, "max_length": 9})),
+    "images": (Images(), TransformerConfig(PATCHES, Classes(10, "class"), **{**SMALL, "max_length": 9})),
     "tokens": (Begins(), TransformerConfig(Tokens(4), Classes(4), **SMALL, residual_dropout=0.1)),
     "baseline": (Images(), CoRelNetConfig(Patches((1, 8, 8), (4, 4)), Classes(10), dim=16)),
 }
@@ -52,8 +52,8 @@ MODELS = {
 
 def a_run(name, folder, **changes):
     task, model = MODELS[name]
-    how = {"steps": 8, "batch_size": 16, "warmup": 2, "lr": 1e-2, "evaluate": SPLITS, "eval_batches": 2, "seed": 3}
-    return tiny(folder, name=name, task=task, model=model, **how | changes)
+    settings = {"steps": 8, "batch_size": 16, "warmup": 2, "lr": 1e-2, "evaluate": SPLITS, "eval_batches": 2, "seed": 3}
+    return tiny(folder, name=name, task=task, model=model, **settings | changes)
 
 
 @pytest.fixture(autouse=True)
@@ -64,18 +64,20 @@ def _tasks(monkeypatch):
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_killed_run_resumes_to_the_same_bits(name, tmp_path):
-    whole, part = (a_run(name, tmp_path / place, save_every=4) for place in ("whole", "part"))
-    result = run(whole, progress=False)
-    crashed(part, 6)
-    again = run(part, progress=False, resume=True)
-    assert again.scores == result.scores
-    assert again.parameters == sum(p.numel() for p in load_model(tmp_path / "part")[1].parameters())
-    one, two = (load_model(tmp_path / place)[1].state_dict() for place in ("whole", "part"))
-    assert all(torch.equal(one[key], two[key]) for key in one)
-    stored, model = load_model(tmp_path / "whole")
-    assert stored.model == whole.model
+    uninterrupted = a_run(name, tmp_path / "uninterrupted", save_every=4)
+    killed = a_run(name, tmp_path / "killed", save_every=4)
+    result = run(uninterrupted, progress=False)
+    crashed(killed, 6)
+    resumed = run(killed, progress=False, resume=True)
+    assert resumed.scores == result.scores
+    stored, model = load_model(tmp_path / "uninterrupted")
+    resumed_model = load_model(tmp_path / "killed")[1]
+    assert resumed.parameters == sum(p.numel() for p in resumed_model.parameters())
+    state = resumed_model.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in model.state_dict().items())
+    assert stored.model == uninterrupted.model
     with fast_products():  # as the run had them
-        scores = evaluate(model, whole.task, "iid", batches=2, batch_size=16, seed=3)
+        scores = evaluate(model, uninterrupted.task, "iid", batches=2, batch_size=16, seed=3)
     assert scores == result.scores["iid"]
 
 
@@ -95,11 +97,15 @@ def test_the_source_and_its_mask_reach_the_model():
     ("task", "model", "text"),
     [
         ("sequences", {"encoder": None}, r"source: the task has Tokens\(count=.* but the model None"),
-        ("sequences", {"encoder": replace(READS, inputs=Tokens(8))}, r"source: .* but the model Tokens\(count=8"),
-        ("images", {"inputs": replace(PARTS, image=(3, 8, 8))}, r"inputs: the task has Patches\(image=\(1"),
+        ("sequences", {"encoder": replace(ENCODER, inputs=Tokens(8))}, r"source: .* but the model Tokens\(count=8"),
+        ("images", {"inputs": replace(PATCHES, image=(3, 8, 8))}, r"inputs: the task has Patches\(image=\(1"),
         ("images", {"outputs": Classes(3)}, r"outputs: .*Classes\(count=10.* but the model Classes\(count=3"),
-        ("tokens", {"encoder": replace(READS, max_length=6)}, "source: the task has None but the model Tokens"),
-        ("sequences", {"encoder": replace(READS, max_length=59)}, "model.encoder.max_length must be at least 60, the"),
+        ("tokens", {"encoder": replace(ENCODER, max_length=6)}, "source: the task has None but the model Tokens"),
+        (
+            "sequences",
+            {"encoder": replace(ENCODER, max_length=59)},
+            "model.encoder.max_length must be at least 60, the",
+        ),
         ("sequences", {"causal": False}, "the inputs of Maths hold its targets, so the model must have causal=True"),
         ("images", {"max_length": 8}, "model.max_length must be at least 9, the task's tokens, but is 8$"),
         ("tokens", {"outputs": Logits(4)}, r"outputs: the task has Classes\(count=4.* but the model Logits\(count=4"),

@@ -41,8 +41,8 @@ KINDS = {
 
 
 def test_every_parameter_has_the_kind_of_its_owner():
-    wanted = {name: kind for kind, names in KINDS.items() for name in names.split()}
-    assert {name.removeprefix("blocks.0."): kind for name, kind in parameter_kinds(everything()).items()} == wanted
+    expected = {name: kind for kind, names in KINDS.items() for name in names.split()}
+    assert {name.removeprefix("blocks.0."): kind for name, kind in parameter_kinds(everything()).items()} == expected
 
 
 def decayed(decay):
@@ -68,18 +68,22 @@ def test_an_owner_without_a_rule_is_an_error():
         parameter_kinds(model)
 
 
-@pytest.mark.parametrize(("early", "end"), [(False, 63), (True, 62)])
-def test_the_schedule_rises_from_zero_and_ends_at_the_floor(early, end):
+@pytest.mark.parametrize(("early_floor", "end"), [(False, 63), (True, 62)])
+def test_the_schedule_rises_from_zero_and_ends_at_the_floor(early_floor, end):
     """The early floor is the original code's."""
-    train = ph.Train(steps=64, warmup=2, lr=1e-3, early_floor=early)
+    train = ph.Train(steps=64, warmup=2, lr=1e-3, early_floor=early_floor)
     for t in range(64):
-        cosine = 0.5 * (1 + math.cos(math.pi * (t - 2) / (end - 2)))
-        wanted = 1e-3 * t / 2 if t < 2 else 1e-4 + 0.9e-3 * cosine if t < end else 1e-4
-        assert learning_rate(t, train) == pytest.approx(wanted, rel=1e-12)
+        if t < 2:
+            expected = 1e-3 * t / 2
+        elif t < end:
+            expected = 1e-4 + 0.9e-3 * 0.5 * (1 + math.cos(math.pi * (t - 2) / (end - 2)))
+        else:
+            expected = 1e-4
+        assert learning_rate(t, train) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize(("steps", "warmup"), [(1, 0), (1, 100), (5, 5), (5, 4), (2, 0)])
 def test_short_schedules_divide_by_nothing(steps, warmup):
-    for early in (False, True):
-        train = ph.Train(steps=steps, warmup=warmup, early_floor=early)
+    for early_floor in (False, True):
+        train = ph.Train(steps=steps, warmup=warmup, early_floor=early_floor)
         assert all(0 <= learning_rate(t, train) <= train.lr for t in range(steps))

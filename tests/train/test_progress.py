@@ -21,20 +21,20 @@ def clock(monkeypatch):
 
 
 def test_without_a_terminal_the_run_and_its_scores_are_lines(tmp_path, capsys, clock):
-    shown = Progress("mine", "accuracy", start=0, steps=1200)
-    shown.begin(tmp_path / "mine-new", 1000)
+    display = Progress("mine", "accuracy", start=0, steps=1200)
+    display.begin(tmp_path / "mine-new", 1000)
     assert capsys.readouterr().err == f"mine: 1,000 parameters, 1,200 steps, {tmp_path}/mine-new\n"
     for split in ("iid", "novel"):
-        shown.evaluated({"split": split, "accuracy": 0.125})
-    shown.step()
+        display.evaluated({"split": split, "accuracy": 0.125})
+    display.step()
     assert capsys.readouterr().err == "mine: step 0: accuracy iid 0.125, novel 0.125\n"
     clock[0] += 40.0  # of which half a minute was an evaluation's
-    shown.trained({**ROW, "step": 1})
-    said = "loss 0.2500, accuracy 0.500, tokens/s 12,346, 2.0 steps/s, 13:19:20 left\n"
-    assert capsys.readouterr().err == f"mine: step 1/1200, {said}"
-    shown.close()
-    again = Progress("other", "accuracy", start=300, steps=1200)
-    again.begin(tmp_path / "other", 5)
+    display.trained({**ROW, "step": 1})
+    state = "loss 0.2500, accuracy 0.500, tokens/s 12,346, 2.0 steps/s, 13:19:20 left\n"
+    assert capsys.readouterr().err == f"mine: step 1/1200, {state}"
+    display.close()
+    resumed = Progress("other", "accuracy", start=300, steps=1200)
+    resumed.begin(tmp_path / "other", 5)
     assert capsys.readouterr().err == f"other: 5 parameters, 1,200 steps from step 300, {tmp_path}/other\n"
     silent = Progress("mine", "accuracy", start=0, steps=9, enabled=False)
     silent.begin(tmp_path, 5)
@@ -42,19 +42,19 @@ def test_without_a_terminal_the_run_and_its_scores_are_lines(tmp_path, capsys, c
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("width", "bar"), [(30, False), (60, False), (120, True)])
-def test_the_bar_is_one_line_however_narrow(width, bar, tmp_path):
-    shown = Progress("mine", "accuracy", start=600, steps=12000)
-    shown.begin(tmp_path, 5, Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width))
-    shown.trained({**ROW, "step": 600})
+@pytest.mark.parametrize(("width", "has_bar"), [(30, False), (60, False), (120, True)])
+def test_the_bar_is_one_line_however_narrow(width, has_bar, tmp_path):
+    display = Progress("mine", "accuracy", start=600, steps=12000)
+    display.begin(tmp_path, 5, Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width))
+    display.trained({**ROW, "step": 600})
     page = Console(file=io.StringIO(), width=width)
-    page.print(shown.bar.get_renderable())
-    shown.close()
+    page.print(display.bar.get_renderable())
+    display.close()
     line = page.file.getvalue().rstrip()
     assert "\n" not in line
     assert "600/12000 ? left loss" in line
-    assert ("━" in line) == bar
-    assert ("12,346" in line) == bar == ("…" not in line)
+    assert ("━" in line) == has_bar
+    assert ("12,346" in line) == has_bar == ("…" not in line)
 
 
 def test_a_notebook_has_a_bar_where_widgets_are_installed(monkeypatch):

@@ -37,27 +37,27 @@ except BaseException:
 """
 
 
-@pytest.mark.parametrize("words", [("-m", "polyhead.train", "."), ("-m", "polyhead", "resume", ".")])
+@pytest.mark.parametrize("arguments", [("-m", "polyhead.train", "."), ("-m", "polyhead", "resume", ".")])
 @pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGUSR1", 75)])
-def test_a_signal_while_libraries_are_imported_is_not_lost(words, name, code, tmp_path, monkeypatch):
+def test_a_signal_while_libraries_are_imported_is_not_lost(arguments, name, code, tmp_path, monkeypatch):
     (tmp_path / "torch.py").write_text(SWALLOWS.format(name=name))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{pathlib.Path(polyhead.__file__).parents[1]}")
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60)
-    said = "polyhead: stopped at once; what was saved before is kept\n"
-    assert (done.returncode, done.stderr) == (code, said)
+    process = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=60)
+    assert process.returncode == code
+    assert process.stderr == "polyhead: stopped at once; what was saved before is kept\n"
 
 
-def test_a_preempted_worker_saves_and_resumes(tiny, tmp_path, whole, at_step, capsys):
+def test_a_preempted_worker_saves_and_resumes(tiny, tmp_path, uninterrupted, at_step, capsys):
     folder = tmp_path / "run"
     with claim(tiny(folder), folder):
         pass
     at_step(7, lambda: os.kill(os.getpid(), signal.SIGUSR1))
     assert main([str(folder), "--quiet"]) == 75
-    said = f"polyhead: stopped and saved at step 8; resume with: polyhead resume {folder}\n"
-    assert capsys.readouterr().err == said
+    expected = f"polyhead: stopped and saved at step 8; resume with: polyhead resume {folder}\n"
+    assert capsys.readouterr().err == expected
     assert read_metrics(folder)[-1]["step"] == 8
     assert main([str(folder), "--quiet"]) == 0
-    same(folder, whole)
+    same(folder, uninterrupted)
 
 
 def test_a_signal_at_the_last_step_is_a_finished_run(tiny, tmp_path, at_step):

@@ -26,11 +26,15 @@ def text(tmp_path_factory):
 
 
 def config(text, folder, **changes):
-    how: dict[str, Any] = {"task": text, "inputs": ph.Tokens(256), "outputs": ph.Logits(256, tied=True, scaled=True)}
-    how |= {"layers": 1, "max_length": 16, "causal": True, "positions": ph.Rotary(), "norm": "rms"}
-    how |= {"feedforward": ph.Swiglu(24), "dropout": 0.0, "residual_dropout": 0.0, "name": "text"}
-    how |= {"steps": 8, "batch_size": 8, "warmup": 1, "lr": 3e-3, "eval_every": 4, "save_every": 3}
-    return tiny(folder, **how | {"evaluate": ("validation",), **changes})
+    settings: dict[str, Any] = {
+        "task": text,
+        "inputs": ph.Tokens(256),
+        "outputs": ph.Logits(256, tied=True, scaled=True),
+    }
+    settings |= {"layers": 1, "max_length": 16, "causal": True, "positions": ph.Rotary(), "norm": "rms"}
+    settings |= {"feedforward": ph.Swiglu(24), "dropout": 0.0, "residual_dropout": 0.0, "name": "text"}
+    settings |= {"steps": 8, "batch_size": 8, "warmup": 1, "lr": 3e-3, "eval_every": 4, "save_every": 3}
+    return tiny(folder, **settings | {"evaluate": ("validation",), **changes})
 
 
 def numbers(folder):
@@ -38,7 +42,7 @@ def numbers(folder):
 
 
 @pytest.fixture(scope="module")
-def whole(text, tmp_path_factory):
+def uninterrupted(text, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     run(config(text, folder), progress=False)
     return folder
@@ -47,29 +51,29 @@ def whole(text, tmp_path_factory):
 @pytest.fixture
 def lazy(monkeypatch):
     """All logits are lazy; the shapes of the streams they were asked of."""
-    seen: list[torch.Size] = []
-    plain = LazyLogits.cross_entropy
+    shapes: list[torch.Size] = []
+    cross_entropy = LazyLogits.cross_entropy
 
     def ask(self, targets):
-        seen.append(self.x.shape)
-        return plain(self, targets)
+        shapes.append(self.x.shape)
+        return cross_entropy(self, targets)
 
     monkeypatch.setattr(LazyLogits, "cross_entropy", ask)
     monkeypatch.setattr(scoring, "LAZY", 1)
-    return seen
+    return shapes
 
 
 # ----------------------------------------------------------------------------------------------------- rows and folders
-def test_rows_and_scores_of_a_text_run(text, whole):
-    assert losses(whole)[-1] < losses(whole)[0]
-    row = [row for row in read_metrics(whole) if row["kind"] == "train"][-1]
+def test_rows_and_scores_of_a_text_run(text, uninterrupted):
+    assert losses(uninterrupted)[-1] < losses(uninterrupted)[0]
+    row = [row for row in read_metrics(uninterrupted) if row["kind"] == "train"][-1]
     assert {"loss", "bits_per_byte", "accuracy", "steps_per_second", "tokens_per_second"} <= row.keys()
     assert row["tokens_per_second"] == pytest.approx(row["steps_per_second"] * 8 * 16)
-    scores = json.loads((whole / "result.json").read_text())["scores"]["validation"]
+    scores = json.loads((uninterrupted / "result.json").read_text())["scores"]["validation"]
     assert scores["perplexity"] == pytest.approx(2.718281828459045 ** scores["loss"])
     assert scores["bits_per_byte"] == pytest.approx(scores["loss"] / 0.6931471805599453, rel=0.05)
-    assert rows(whole, "eval")[-1]["perplexity"] == scores["perplexity"]
-    assert (whole / "tokenizer.json").is_file()
+    assert rows(uninterrupted, "eval")[-1]["perplexity"] == scores["perplexity"]
+    assert (uninterrupted / "tokenizer.json").is_file()
 
 
 # ----------------------------------------------------------------------------------------------------- batches in parts
@@ -79,34 +83,34 @@ SCORED = {
 }
 
 
-@pytest.mark.parametrize(("which", "parts"), [*zip(SCORED, (4, 8), strict=True)])
-def test_a_part_counts_by_its_scored_positions(text, tmp_path, monkeypatch, which, parts):
+@pytest.mark.parametrize(("scored_positions", "parts"), list(zip(SCORED, (4, 8), strict=True)))
+def test_a_part_counts_by_its_scored_positions(text, tmp_path, monkeypatch, scored_positions, parts):
     """The mean loss of a part without a scored position is 0 / 0: it must not make the step NaN."""
-    plain = Text.batch
+    draw_batch = Text.batch
 
-    def batch(task, split, size, **where):
-        drawn = plain(task, split, size, **where)
-        scored = drawn.scored & SCORED[which](torch.arange(size)[:, None], torch.arange(task.length))
+    def batch(task, split, size, **options):
+        drawn = draw_batch(task, split, size, **options)
+        scored = drawn.scored & SCORED[scored_positions](torch.arange(size)[:, None], torch.arange(task.length))
         return dataclasses.replace(drawn, scored=scored) if split == "train" else drawn
 
     monkeypatch.setattr(Text, "batch", batch)
     for count in (1, parts):
         run(config(text, tmp_path / str(count), accumulate=count, steps=4), progress=False)
-    for mine, whole in zip(*(numbers(tmp_path / str(count)) for count in (parts, 1)), strict=True):
-        assert mine == pytest.approx(whole, rel=1e-4, abs=1e-6, nan_ok=True)
+    for row, expected_row in zip(numbers(tmp_path / str(parts)), numbers(tmp_path / "1"), strict=True):
+        assert row == pytest.approx(expected_row, rel=1e-4, abs=1e-6, nan_ok=True)
     assert losses(tmp_path / str(parts)) == pytest.approx(losses(tmp_path / "1"), rel=1e-6)
-    ours, theirs = (load_file(tmp_path / str(count) / "checkpoint.safetensors") for count in (parts, 1))
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-5)
+    accumulated, expected = (load_file(tmp_path / str(count) / "checkpoint.safetensors") for count in (parts, 1))
+    for name, value in expected.items():
+        torch.testing.assert_close(accumulated[name], value, rtol=1e-3, atol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------------- lazy logits
-def test_lazy_logits_give_the_same_run(text, tmp_path, whole, lazy):
+def test_lazy_logits_give_the_same_run(text, tmp_path, uninterrupted, lazy):
     run(config(text, tmp_path), progress=False)
     assert set(lazy) == {(8, 16, 16)}
-    assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-5)
-    for ours, theirs in zip(numbers(tmp_path), numbers(whole), strict=True):
-        assert ours == pytest.approx(theirs, rel=1e-3, abs=1e-5)
+    assert losses(tmp_path) == pytest.approx(losses(uninterrupted), rel=1e-5)
+    for row, expected_row in zip(numbers(tmp_path), numbers(uninterrupted), strict=True):
+        assert row == pytest.approx(expected_row, rel=1e-3, abs=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------------- all of it at once
@@ -115,18 +119,18 @@ TOGETHER = {"precision": "bf16", "accumulate": 2, "clip": 1.0, "checkpoint": Tru
 
 @pytest.mark.compile
 def test_everything_together_compiled(text, tmp_path, lazy, monkeypatch):
-    seen: list[nn.Module] = []
-    plain = nn.Module.compile
+    compiled_modules: list[nn.Module] = []
+    compile_module = nn.Module.compile
 
     def traced(self):
-        seen.append(self)
-        plain(self, backend="aot_eager")
+        compiled_modules.append(self)
+        compile_module(self, backend="aot_eager")
 
     monkeypatch.setattr(nn.Module, "compile", traced)
     for compiled in (True, False):
         run(config(text, tmp_path / str(compiled), **TOGETHER, steps=3, compile=compiled), progress=False)
     assert set(lazy) == {(4, 16, 16)}
-    assert len(seen) == 1
+    assert len(compiled_modules) == 1
     assert losses(tmp_path / "True") == pytest.approx(losses(tmp_path / "False"), rel=1e-2)
     names = [load_file(tmp_path / str(compiled) / "checkpoint.safetensors").keys() for compiled in (True, False)]
     assert names[0] == names[1]

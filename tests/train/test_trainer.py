@@ -30,22 +30,23 @@ def test_the_loop_is_the_plain_loop(tiny, tmp_path):
     model = ph.Transformer(config.model)
     matrices, others = [], []
     for name, p in model.named_parameters():
-        (matrices if p.ndim == 2 and "relative" not in name else others).append(p)
+        is_matrix = p.ndim == 2 and "relative" not in name
+        (matrices if is_matrix else others).append(p)
     groups = [{"params": matrices, "weight_decay": 0.3}, {"params": others, "weight_decay": 0.0}]
-    optimiser, wanted = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-8), []
-    norms = []
+    optimiser = torch.optim.AdamW(groups, betas=(0.9, 0.999), eps=1e-8)
+    expected_losses, norms = [], []
     for t, rate in enumerate([0.0, 1e-2, 5.5e-3, 1e-3]):
         torch.manual_seed(ph.stream(7, "dropout", t))
         batch = config.task.batch("train", 4, seed=7, step=t)
         loss = (model(batch.inputs, tail=1)[:, -1] - batch.targets[:, -1]).square().mean()
-        wanted.append(loss.item())
+        expected_losses.append(loss.item())
         for group in optimiser.param_groups:
             group["lr"] = rate
         optimiser.zero_grad()
         loss.backward()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 20.0).item())
         optimiser.step()
-    assert losses(tmp_path) == pytest.approx(wanted, rel=1e-5)
+    assert losses(tmp_path) == pytest.approx(expected_losses, rel=1e-5)
     assert [row["grad_norm"] for row in rows(tmp_path, "train")] == pytest.approx(norms, rel=1e-4)
     assert min(norms) < 20 < max(norms)
     stored = parameters(tmp_path)
@@ -55,21 +56,22 @@ def test_the_loop_is_the_plain_loop(tiny, tmp_path):
         torch.testing.assert_close(stored[f"model/{name}"], p.detach(), rtol=1e-4, atol=1e-6)
 
 
-def test_a_run_without_evaluations_is_done_without_scores(tiny, tmp_path, whole):
+def test_a_run_without_evaluations_is_done_without_scores(tiny, tmp_path, uninterrupted):
     assert run(tiny(tmp_path, evaluate=()), progress=False).scores == {}
-    assert rows(tmp_path) == rows(whole, "train")
+    assert rows(tmp_path) == rows(uninterrupted, "train")
     assert ph.records(tmp_path).cells(states=True) == [{"run": "tiny", "state": "done", "step": "12/12"}]
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision(tiny, tmp_path, whole, precision):
+def test_mixed_precision(tiny, tmp_path, uninterrupted, precision):
     run(tiny(tmp_path, precision=precision, clip=100.0), progress=False)
-    assert losses(tmp_path) != losses(whole)
-    assert losses(tmp_path)[0] == pytest.approx(losses(whole)[0], rel=0.05)
+    assert losses(tmp_path) != losses(uninterrupted)
+    assert losses(tmp_path)[0] == pytest.approx(losses(uninterrupted)[0], rel=0.05)
     norms = [row["grad_norm"] for row in rows(tmp_path, "train")]  # fp16 skips the first updates, until the scale fits
     first = next(i for i, norm in enumerate(norms) if math.isfinite(norm))
     assert first < 6
-    assert norms[first] == pytest.approx(rows(whole, "train")[0]["grad_norm"], rel=0.9)  # and not 65536 times that
+    full_precision_norm = rows(uninterrupted, "train")[0]["grad_norm"]
+    assert norms[first] == pytest.approx(full_precision_norm, rel=0.9)  # and not 65536 times that
     stored = parameters(tmp_path)
     assert {value.dtype for name, value in stored.items() if name.startswith("model/")} == {torch.float32}
 
@@ -88,20 +90,21 @@ def test_parameters_that_are_not_finite_are_not_saved(tiny, tmp_path, at_step, m
 
 
 # ---------------------------------------------------------------------------------------------------------- the folder
-def test_rows_and_result(whole):
-    train, evals = rows(whole, "train"), rows(whole, "eval")
+def test_rows_and_result(uninterrupted):
+    train, evals = rows(uninterrupted, "train"), rows(uninterrupted, "eval")
     assert [row["step"] for row in train] == list(range(1, 13))
     assert train[0]["lr"] == 0.0
     assert train[11]["lr"] == pytest.approx(1e-4)
     assert train[0].keys() == {"kind", "step", "loss", "r2", "mse", "lr", "grad_norm"}
     assert [(row["step"], row["split"]) for row in evals] == [(s, p) for s in (6, 12) for p in ("iid", "compositional")]
-    result = json.loads((whole / "result.json").read_text())
-    assert result["digest"] == ph.digest(read_config(whole))
+    result = json.loads((uninterrupted / "result.json").read_text())
+    assert result["digest"] == ph.digest(read_config(uninterrupted))
     assert result["steps"] == 12
-    assert result["parameters"] == sum(v.numel() for n, v in parameters(whole).items() if n.startswith("model/"))
-    assert result["command"] == f"python -m polyhead.train {whole / 'config.json'}"
-    wanted = {"python", "torch", "polyhead", "platform", "cpu", "threads", "device", "date"}
-    assert wanted <= result["environment"].keys()
+    stored = parameters(uninterrupted).items()
+    assert result["parameters"] == sum(value.numel() for name, value in stored if name.startswith("model/"))
+    assert result["command"] == f"python -m polyhead.train {uninterrupted / 'config.json'}"
+    expected = {"python", "torch", "polyhead", "platform", "cpu", "threads", "device", "date"}
+    assert expected <= result["environment"].keys()
     assert "folder" not in result
 
 
@@ -161,8 +164,8 @@ def test_mistakes_are_found_before_training(tiny, tmp_path, monkeypatch, change,
 def test_a_batch_of_a_task_of_ones_own_is_checked_before_training(tiny, tmp_path, monkeypatch, change, text):
     sample = ph.tasks.FuzzyLogic.sample
 
-    def changed(*given):
-        return (1, 2) if change is None else dataclasses.replace(sample(*given), **change)
+    def changed(*arguments):
+        return (1, 2) if change is None else dataclasses.replace(sample(*arguments), **change)
 
     monkeypatch.setattr(ph.tasks.FuzzyLogic, "sample", changed)
     with pytest.raises(ValueError, match=re.escape(f"FuzzyLogic: {text}")):
@@ -172,24 +175,24 @@ def test_a_batch_of_a_task_of_ones_own_is_checked_before_training(tiny, tmp_path
 
 # ----------------------------------------------------------------------------------------------- stopping and resuming
 @pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (7, signal.SIGTERM)])
-def test_a_signal_saves_and_the_resumed_run_is_the_same(tiny, tmp_path, whole, number, step):
-    handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    said = interrupted(tiny(tmp_path), step + 1, number)
-    assert said == f"stopped and saved at step {step + 1}; resume with: polyhead resume {tmp_path}"
-    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
+def test_a_signal_saves_and_the_resumed_run_is_the_same(tiny, tmp_path, uninterrupted, number, step):
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    message = interrupted(tiny(tmp_path), step + 1, number)
+    assert message == f"stopped and saved at step {step + 1}; resume with: polyhead resume {tmp_path}"
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
     assert rows(tmp_path, "train")[-1]["step"] == step + 1
     with pytest.raises(ValueError, match=r"holds an unfinished run; resume it with .*` \(resume=True\), or"):
         run(tiny(tmp_path), progress=False)
     run(tiny(tmp_path), progress=False, resume=True)
-    same(tmp_path, whole)
+    same(tmp_path, uninterrupted)
 
 
-def test_the_last_evaluation_is_not_there_twice(tiny, tmp_path, whole):
+def test_the_last_evaluation_is_not_there_twice(tiny, tmp_path, uninterrupted):
     """Killed before the result was written, a run has its last rows already and evaluates again."""
-    copied(whole, tmp_path)
+    copied(uninterrupted, tmp_path)
     (tmp_path / "result.json").unlink()
     run(tiny(tmp_path), progress=False, resume=True)
-    same(tmp_path, whole)
+    same(tmp_path, uninterrupted)
 
 
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])

@@ -52,17 +52,17 @@ def test_where_srun_gives_no_meeting_place():
         address_of_first({})
 
 
-@pytest.mark.parametrize("given", [{"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "two"}])
-def test_a_worker_in_a_broken_world_says_so_in_one_line(tiny, tmp_path, given, monkeypatch, capsys):
+@pytest.mark.parametrize("variables", [{"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "two"}])
+def test_a_worker_in_a_broken_world_says_so_in_one_line(tiny, tmp_path, variables, monkeypatch, capsys):
     ph.config.save(tiny(tmp_path), tmp_path / "config.json")
     for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_LOCALID"):
         monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
+    for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert worker([str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("polyhead: world: ")
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("polyhead: world: ")
+    assert message.count("\n") == 1
     monkeypatch.setenv("LOCAL_RANK", "1")  # another process of the same machine: it has been said
     assert worker([str(tmp_path)]) == 2
     assert capsys.readouterr().err == ""
@@ -77,16 +77,16 @@ def model(**settings):
 def test_blocks_are_units():
     plain = model(heads=ph.Softmax(2))
     assert units(plain) == list(plain.blocks)
-    reads = ph.TransformerConfig(ph.Tokens(9), ph.Logits(9), dim=8, layers=1, max_length=8)
-    both = model(encoder=reads, causal=True)
+    encoder_config = ph.TransformerConfig(ph.Tokens(9), ph.Logits(9), dim=8, layers=1, max_length=8)
+    both = model(encoder=encoder_config, causal=True)
     assert set(units(both)) == {*both.blocks, *both.encoder.blocks}
 
 
 def test_shared_parameters_and_early_symbols_are_no_units():
-    own = model(heads=ph.Relational(2, symbols=ph.SymbolicAttention(count=4, heads=1, shared=False)))
-    chosen = units(own)
-    assert own.blocks[0] not in chosen
-    assert own.blocks[0].attention in chosen
-    lent = model(heads=ph.Softmax(2))
-    lent.blocks[1].feedforward = lent.blocks[0].feedforward
-    assert units(lent) == []
+    with_symbols = model(heads=ph.Relational(2, symbols=ph.SymbolicAttention(count=4, heads=1, shared=False)))
+    chosen = units(with_symbols)
+    assert with_symbols.blocks[0] not in chosen
+    assert with_symbols.blocks[0].attention in chosen
+    with_shared_layer = model(heads=ph.Softmax(2))
+    with_shared_layer.blocks[1].feedforward = with_shared_layer.blocks[0].feedforward
+    assert units(with_shared_layer) == []

@@ -31,17 +31,17 @@ def sweep_apart(folder, engine, *runs, stop=False):
     for run in runs:
         paths.append(str(folder / f"{run.name}.json"))
         config.save(run, paths[-1])
-    places = os.pathsep.join([str(SUPPORT), *sys.path])
-    environment = {**os.environ, "PYTHONPATH": places, "STOP": "1" if stop else ""}
-    done = subprocess.run(
+    search_path = os.pathsep.join([str(SUPPORT), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": search_path, "STOP": "1" if stop else ""}
+    process = subprocess.run(
         [sys.executable, str(SUPPORT / "engine_sweep.py"), str(folder / "runs"), engine, *paths],
         env=environment,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1]), process.stderr
 
 
 @pytest.mark.parametrize("engine", ["local", "ray", "slurm"])
@@ -58,8 +58,8 @@ def test_a_killed_worker_and_a_diverged_run_fail_alone_and_the_same_call_resumes
     assert output.count(": started") == 3
     # Resumed from its last checkpoint, the killed run has each step once, with the numbers of an undisturbed run.
     (resumed,) = sweep([run], tmp_path / "sweep" / "runs", engine=Here(), progress=False)
-    alone = ph.train.run(dataclasses.replace(run, folder=str(tmp_path / "alone")), progress=False)
-    assert resumed.scores == alone.scores
+    undisturbed = ph.train.run(dataclasses.replace(run, folder=str(tmp_path / "alone")), progress=False)
+    assert resumed.scores == undisturbed.scores
     assert [row["step"] for row in read_metrics(resumed.folder) if row["kind"] == "train"] == list(range(1, 13))
 
 
@@ -92,10 +92,10 @@ def test_slurm_needs_a_login_node(tiny, tmp_path, monkeypatch):
 
 
 def test_the_parameters_of_a_slurm_job():
-    given = Slurm(Resources(cpus=3, gpus=2.0), partition="here", account="us", minutes=2).parameters
-    wanted = {"timeout_min": 2, "cpus_per_task": 3, "slurm_gpus_per_node": 2, "slurm_account": "us"}
-    assert wanted.items() <= given.items()
-    assert given["mem_gb"] is None  # the cluster's
+    parameters = Slurm(Resources(cpus=3, gpus=2.0), partition="here", account="us", minutes=2).parameters
+    expected = {"timeout_min": 2, "cpus_per_task": 3, "slurm_gpus_per_node": 2, "slurm_account": "us"}
+    assert expected.items() <= parameters.items()
+    assert parameters["mem_gb"] is None  # the cluster's
 
 
 def test_a_preempted_job_lets_its_worker_save_and_is_queued_again(tmp_path, monkeypatch):

@@ -14,13 +14,13 @@ from polyhead.train.store.folder import FAILURE, METRICS, claim, place_of, write
 
 def test_all_states(tiny, tmp_path):
     runs = [tiny(None, name="r", seed=seed) for seed in range(7)]
-    places = [place_of(run, tmp_path) for run in runs]
-    done, running, broken, stopped, waiting, elsewhere, empty = places
-    train.run(replace(runs[0], folder=str(done)), progress=False)
-    for place in (running, broken, stopped, elsewhere, empty):
-        place.mkdir()
-    for place in (running, broken, stopped):
-        (place / METRICS).write_text(json.dumps({"kind": "train", "step": 5, "loss": 0.1}) + "\n")
+    folders = [place_of(run, tmp_path) for run in runs]
+    finished, running, broken, stopped, waiting, elsewhere, empty = folders
+    train.run(replace(runs[0], folder=str(finished)), progress=False)
+    for folder in (running, broken, stopped, elsewhere, empty):
+        folder.mkdir()
+    for folder in (running, broken, stopped):
+        (folder / METRICS).write_text(json.dumps({"kind": "train", "step": 5, "loss": 0.1}) + "\n")
     write_failure(broken, "train: the loss of r is nan at step 6")
     with claim(runs[1], running), claim(runs[5], elsewhere):
         records = of_sweep(runs, tmp_path)

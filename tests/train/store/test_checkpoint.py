@@ -23,7 +23,7 @@ from polyhead.train.world import World
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory):
+def stopped_run(tmp_path_factory):
     """Stopped at step 11: checkpoints of steps 11 and 10."""
     folder = tmp_path_factory.mktemp("begun")
     interrupted(tiny_runs.tiny(folder), 11)
@@ -39,8 +39,8 @@ def test_the_last_ones_are_kept(tiny, tmp_path):
         *(".lock", "checkpoint-00000008.safetensors", "checkpoint-00000010.safetensors"),
         *("checkpoint.safetensors", "config.json", "metrics.jsonl", "result.json"),
     ]
-    for which, name in ((10, "checkpoint-00000010"), ("newest", "checkpoint")):
-        weights = load_model(tmp_path, which=which)[1].state_dict()
+    for selection, name in ((10, "checkpoint-00000010"), ("newest", "checkpoint")):
+        weights = load_model(tmp_path, which=selection)[1].state_dict()
         stored = read_checkpoint(tmp_path / f"{name}.safetensors", ph.digest(config))[0]
         assert all(torch.equal(value, stored[f"model/{key}"]) for key, value in weights.items())
     with pytest.raises(ValueError, match=r"has none of 3, but .*checkpoint-00000010.safetensors, "):
@@ -55,8 +55,8 @@ def test_an_undamaged_checkpoint_exists_at_any_moment(tiny, tmp_path, monkeypatc
     def watched(plain):
         def change(*arguments, **options):
             if checkpoints(tmp_path):
-                good = [read_checkpoint(path, ph.digest(config))[1]["step"] for path in checkpoints(tmp_path)]
-                newest_steps.append(max(good))
+                stored = [read_checkpoint(path, ph.digest(config)) for path in checkpoints(tmp_path)]
+                newest_steps.append(max(metadata["step"] for _, metadata in stored))
             return plain(*arguments, **options)
 
         return change
@@ -68,36 +68,38 @@ def test_an_undamaged_checkpoint_exists_at_any_moment(tiny, tmp_path, monkeypatc
     assert set(newest_steps) == {2, 4, 6, 8, 10, 12}
 
 
-def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(tiny, tmp_path, begun, whole):
-    copied(begun, tmp_path)
+def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(tiny, tmp_path, stopped_run, uninterrupted):
+    copied(stopped_run, tmp_path)
     with full_disk(5000), pytest.raises(OSError, match=r": cannot be written \(File too large\)"):
         run(tiny(tmp_path), progress=False, resume=True)
     assert steps(tmp_path) == [11, 10]
     run(tiny(tmp_path), progress=False, resume=True)
-    same(tmp_path, whole)
+    same(tmp_path, uninterrupted)
 
 
 # -------------------------------------------------------------------------------------------------------------- damage
-@pytest.mark.parametrize("how", ["truncated", "empty", "flipped", "flipped digit", "missing"])
-def test_a_damaged_newest_checkpoint_is_left_for_the_one_before(tiny, tmp_path, begun, whole, capsys, how):
-    copied(begun, tmp_path)
-    damage(tmp_path / "checkpoint.safetensors", how)
+@pytest.mark.parametrize("fault", ["truncated", "empty", "flipped", "flipped digit", "missing"])
+def test_a_damaged_newest_checkpoint_is_left_for_the_one_before(
+    tiny, tmp_path, stopped_run, uninterrupted, capsys, fault
+):
+    copied(stopped_run, tmp_path)
+    damage(tmp_path / "checkpoint.safetensors", fault)
     run(tiny(tmp_path), progress=False, resume=True)
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == (how != "missing")
+    assert len(lines) == (fault != "missing")
     if lines:
         assert "checkpoint.safetensors is damaged" in lines[0]
         assert lines[0].endswith("; the one before is used")
-    same(tmp_path, whole)
+    same(tmp_path, uninterrupted)
 
 
-def test_without_an_undamaged_checkpoint_a_run_starts_over(tiny, tmp_path, begun, whole, capsys):
-    copied(begun, tmp_path)
+def test_without_an_undamaged_checkpoint_a_run_starts_over(tiny, tmp_path, stopped_run, uninterrupted, capsys):
+    copied(stopped_run, tmp_path)
     for path in checkpoints(tmp_path):
         damage(path, "flipped")
     run(tiny(tmp_path), progress=False, resume=True)
     assert capsys.readouterr().err.endswith("no undamaged checkpoint is left, so the run starts at step 0\n")
-    same(tmp_path, whole)
+    same(tmp_path, uninterrupted)
 
 
 def rewrite(path, drop=None, put=None, **changes):
@@ -133,11 +135,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("how", REFUSED)
-def test_a_wrong_checkpoint_is_refused_in_one_line(tmp_path, whole, how):
-    copied(whole, tmp_path)
+@pytest.mark.parametrize("fault", REFUSED)
+def test_a_wrong_checkpoint_is_refused_in_one_line(tmp_path, uninterrupted, fault):
+    copied(uninterrupted, tmp_path)
     (tmp_path / "checkpoint-00000010.safetensors").unlink()
-    change, text = REFUSED[how]
+    change, text = REFUSED[fault]
     change(tmp_path / "checkpoint.safetensors")
     with pytest.raises(ValueError, match=text) as error:
         load_model(tmp_path)
@@ -154,9 +156,9 @@ def sharded(tiny, tmp_path):
         config = tiny(tmp_path / "run", parallel="sharded")
         network = Network(config, torch.device("cpu"), World.alone())
         network.step(0, needs_metrics=False)
-        about = {"digest": ph.digest(config), "step": 1, "seconds": 1.0, "scaler": {}}
+        metadata = {"digest": ph.digest(config), "step": 1, "seconds": 1.0, "scaler": {}}
         (tmp_path / "run").mkdir()
-        save_sharded(tmp_path / "run", network, about, num_kept=2)
+        save_sharded(tmp_path / "run", network, metadata, num_kept=2)
     finally:
         torch.distributed.destroy_process_group()
     return config, network, tmp_path / "run" / "checkpoint-00000001.sharded"
@@ -164,12 +166,12 @@ def sharded(tiny, tmp_path):
 
 def test_a_sharded_checkpoint_restores_all_tensors(sharded):
     config, network, path = sharded
-    other = Network(config, torch.device("cpu"), World.alone())
-    assert restore(path, ph.digest(config), other)["step"] == 1
-    for one, two in zip(network.model.parameters(), other.model.parameters(), strict=True):
-        assert torch.equal(one, two)
-        for key, value in network.optimiser.state[one].items():
-            assert torch.equal(value, other.optimiser.state[two][key])
+    restored = Network(config, torch.device("cpu"), World.alone())
+    assert restore(path, ph.digest(config), restored)["step"] == 1
+    for parameter, restored_parameter in zip(network.model.parameters(), restored.model.parameters(), strict=True):
+        assert torch.equal(parameter, restored_parameter)
+        for key, value in network.optimiser.state[parameter].items():
+            assert torch.equal(value, restored.optimiser.state[restored_parameter][key])
 
 
 def test_a_damaged_or_foreign_sharded_checkpoint_is_refused(sharded, tiny, tmp_path):
@@ -177,9 +179,9 @@ def test_a_damaged_or_foreign_sharded_checkpoint_is_refused(sharded, tiny, tmp_p
     network = Network(config, torch.device("cpu"), World.alone())
     with pytest.raises(ValueError, match="belongs to run"):
         restore(path, "other", network)
-    deep = Network(tiny(tmp_path, layers=3), torch.device("cpu"), World.alone())
+    deeper = Network(tiny(tmp_path, layers=3), torch.device("cpu"), World.alone())
     with pytest.raises(CheckpointException, match="Missing key"):
-        restore(path, ph.digest(config), deep)
+        restore(path, ph.digest(config), deeper)
     for file in sorted(path.iterdir()):
         copy = shutil.copytree(path, tmp_path / f"copy-{file.name}")
         flip(copy / file.name, -9)

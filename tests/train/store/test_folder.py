@@ -17,7 +17,7 @@ from polyhead.train.store.folder import FolderInUse, claim, is_claimed
 
 
 @pytest.fixture(scope="module")
-def begun(tmp_path_factory):
+def stopped_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("begun")
     interrupted(tiny(folder), 7)
     return folder
@@ -37,16 +37,16 @@ def test_a_failed_write_leaves_the_earlier_file(tmp_path, monkeypatch):
     assert path.read_bytes() == b"one"
 
 
-@pytest.mark.parametrize("how", ["truncated", "empty"])
-def test_a_damaged_result_is_computed_again_without_training(tmp_path, whole, monkeypatch, capsys, how):
-    copied(whole, tmp_path)
-    damage(tmp_path / "result.json", how)
+@pytest.mark.parametrize("fault", ["truncated", "empty"])
+def test_a_damaged_result_is_computed_again_without_training(tmp_path, uninterrupted, monkeypatch, capsys, fault):
+    copied(uninterrupted, tmp_path)
+    damage(tmp_path / "result.json", fault)
     with pytest.raises(ph.train.Damaged, match=r"^\S+result.json: not a result"):
         read_result(tmp_path)
     monkeypatch.setattr(Network, "step", lambda *_, **__: pytest.fail("it trains"))
     run(tiny(tmp_path), progress=False)
     assert capsys.readouterr().err.endswith("; it is computed again\n")
-    same(tmp_path, whole)
+    same(tmp_path, uninterrupted)
 
 
 def test_a_score_that_is_no_number_is_null_in_json_and_nan_when_read(tmp_path):
@@ -59,17 +59,17 @@ def test_a_score_that_is_no_number_is_null_in_json_and_nan_when_read(tmp_path):
     assert math.isnan(rows(tmp_path, "eval")[-1]["r2_se"])
 
 
-def test_a_missing_config_is_written_again_by_the_same_recipe(tmp_path, begun, whole):
-    copied(begun, tmp_path)
+def test_a_missing_config_is_written_again_by_the_same_recipe(tmp_path, stopped_run, uninterrupted):
+    copied(stopped_run, tmp_path)
     (tmp_path / "config.json").unlink()
     with refusing("holds no config.json, so it is not a run"):
         read_config(tmp_path)
     run(tiny(tmp_path), progress=False, resume=True)
-    same(tmp_path, whole)
+    same(tmp_path, uninterrupted)
 
 
-def test_a_changed_config_is_one_line(tmp_path, begun):
-    copied(begun, tmp_path)
+def test_a_changed_config_is_one_line(tmp_path, stopped_run):
+    copied(stopped_run, tmp_path)
     path = tmp_path / "config.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps({**values, "train": {**values["train"], "lr": 0.5}}))
@@ -96,8 +96,8 @@ def test_a_lock_holds_as_long_as_its_process(tmp_path):
     assert not is_claimed(tmp_path)
 
 
-def test_a_row_that_was_cut_off_is_left_out(tmp_path, whole):
-    copied(whole, tmp_path)
+def test_a_row_that_was_cut_off_is_left_out(tmp_path, uninterrupted):
+    copied(uninterrupted, tmp_path)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(path.read_bytes()[:-9])
-    assert rows(tmp_path) == rows(whole)[:-1]
+    assert rows(tmp_path) == rows(uninterrupted)[:-1]
