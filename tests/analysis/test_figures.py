@@ -30,8 +30,8 @@ def line_by_label(labels):
 # --------------------------------------------------------------------------------------------------------------- files
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_equal_figures_are_equal_files(tmp_path, ending, start):
-    drawn = [figures.code_maps([("a", POINTS, np.arange(50) % 3)]) for _ in range(2)]
-    files = [figures.save(figure, tmp_path / f"{i}.{ending}").read_bytes() for i, figure in enumerate(drawn)]
+    equal_figures = [figures.code_maps([("a", POINTS, np.arange(50) % 3)]) for _ in range(2)]
+    files = [figures.save(figure, tmp_path / f"{i}.{ending}").read_bytes() for i, figure in enumerate(equal_figures)]
     assert files[0] == files[1]
     assert files[0].startswith(start)
 

@@ -87,8 +87,8 @@ def test_in_an_encoder_decoder_a_layer_is_one_of_the_decoder():
     batch = dataclasses.replace(pairs_of()[0], source=torch.randn(5, TASK.length, 4).double())
     for layer in (0, 1):
         with replaced(model, layer, codes_of(model, layer, batch)):
-            again = predict(model, TASK, batch)
-        assert_close(again, predict(model, TASK, batch))
+            actual = predict(model, TASK, batch)
+        assert_close(actual, predict(model, TASK, batch))
 
 
 def test_controls_are_the_donors_code_of_another_pair_permuted_and_zeroed():

@@ -94,11 +94,11 @@ def test_capture_reads_all_layers_without_dropout_and_leaves_the_modes(monkeypat
     x, mask = torch.randn(3, 6, 5), torch.ones(3, 6, dtype=torch.bool)
     mask[:, 0] = False
     batch = Batch(x, x[..., :1], mask, torch.ones(3, 6, dtype=torch.bool), {})
-    first, again = capture(model, batch), capture(model, batch)
+    first, second = capture(model, batch), capture(model, batch)
     assert [len(taps.groups) for taps in first] == [1, 2]
     assert first[0].groups[0].q.shape == (3, 6, 4, 4)
     assert not first[1].output.requires_grad
-    assert all(torch.equal(a.output, b.output) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(a.output, b.output) for a, b in zip(first, second, strict=True))
     assert (codes(first[0], -1, 0) == 0).all()
     assert (codes(capture(model, dataclasses.replace(batch, mask=None))[0], -1, 0) != 0).all()
 

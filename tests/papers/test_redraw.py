@@ -92,14 +92,14 @@ def test_verdicts_and_baselines_are_of_today(write_results, monkeypatch):
 
 
 def test_scores_during_training_are_kept_and_drawn_again(write_results, tmp_path, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.append(panels))
+    drawn_panels = []
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn_panels.append(panels))
     folder, content = write_results("order")
     redraw(folder, tmp_path / "new")
     assert all(list(row["courses"]["training loss"]) == [str(row["steps"])] for row in some(content["runs"]))
-    assert len(drawn) == 2
-    assert drawn[0] == drawn[1]
-    ((_, series, _),) = drawn[1]
+    assert len(drawn_panels) == 2
+    assert drawn_panels[0] == drawn_panels[1]
+    ((_, series, _),) = drawn_panels[1]
     assert series["Softmax"] == {1: [0.25, 0.255], 2: [0.5, 0.51]}  # planted at half of the steps and at the end
 
 

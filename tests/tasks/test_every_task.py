@@ -41,8 +41,8 @@ def task(request, tmp_path_factory):
 
 
 def arrays(batch):
-    named = {name: getattr(batch, name) for name in ("inputs", "targets", "scored", "mask", "source", "source_mask")}
-    return {name: array for name, array in {**named, **batch.latents}.items() if array is not None}
+    fields = {name: getattr(batch, name) for name in ("inputs", "targets", "scored", "mask", "source", "source_mask")}
+    return {name: array for name, array in {**fields, **batch.latents}.items() if array is not None}
 
 
 def same(a, b):

@@ -82,13 +82,13 @@ def test_labels_follow_from_the_vectors(split):
     batch = task.batch(split, 200, seed=0, step=0)
     assert batch.inputs.shape == (200, 2, 3)
     assert batch.targets.shape == batch.scored.shape == (200, 1)
-    vectors, drawn = task.vectors(), set()
+    vectors, drawn_pairs = task.vectors(), set()
     for pair, label in zip(batch.inputs, batch.targets[:, 0].tolist(), strict=True):
         i, j = (int((vectors == vector).all(dim=1).nonzero()) for vector in pair)
         assert label == (i < j)
-        drawn.add((i, j))
-    assert drawn <= set(pairs(task, split))
-    assert len(drawn) > 0.9 * len(pairs(task, split))
+        drawn_pairs.add((i, j))
+    assert drawn_pairs <= set(pairs(task, split))
+    assert len(drawn_pairs) > 0.9 * len(pairs(task, split))
 
 
 # ------------------------------------------------------------------------------------------------------------------ SET

@@ -56,9 +56,9 @@ def test_all_pairs_are_those_of_the_reference(causal: bool, window: int | None, 
     page, numbers = read_page(path)
     t = len(page["tokens"])
     i, j = np.tril_indices(t) if causal else np.indices((t, t)).reshape(2, -1)
-    far = abs(i - j) >= (window or t)
+    hidden = abs(i - j) >= (window or t)
     assert page["causal"] == causal
-    assert (HIDDEN in path.read_text()) == far.any()
+    assert (HIDDEN in path.read_text()) == hidden.any()
     stored = 0
     for layer, expected_layer in zip(page["layers"], look(model, batch), strict=True):
         for group, expected_group in zip(layer["groups"], expected_layer.groups, strict=True):
@@ -75,11 +75,11 @@ def test_all_pairs_are_those_of_the_reference(causal: bool, window: int | None, 
                     unpacked_numbers, expected_group.assignments.transpose(1, 0, 2), atol=1 / 250
                 )
                 stored += unpacked_numbers.size
-            assert (group["hidden"] is not None) == far.any()
+            assert (group["hidden"] is not None) == hidden.any()
             if group["hidden"]:
                 start = group["hidden"]["start"]
                 assert (group["hidden"]["planes"], group["hidden"]["row"]) == (1, len(i))
-                assert numbers[start : start + len(i)] == far.astype(np.uint8).tobytes()
+                assert numbers[start : start + len(i)] == hidden.astype(np.uint8).tobytes()
                 stored += len(i)
     assert stored == len(numbers)
 

@@ -125,15 +125,15 @@ def test_layers_that_turn_from_magnitude_to_rule(studies, monkeypatch):
 
 
 def test_sum_and_difference_with_one_code(studies, monkeypatch):
-    unlike = np.eye(8)[:, :4] + np.roll(np.eye(8), 3, axis=1)[:, :4] + directions(8, 3)
-    shared, apart = unlike.copy(), unlike.copy()
+    distinct = np.eye(8)[:, :4] + np.roll(np.eye(8), 3, axis=1)[:, :4] + directions(8, 3)
+    shared, opposite = distinct.copy(), distinct.copy()
     shared[RULES.index("difference")] = shared[RULES.index("sum")]
-    apart[RULES.index("difference")] = -apart[RULES.index("sum")]
+    opposite[RULES.index("difference")] = -opposite[RULES.index("sum")]
 
     def of_rules(codes):
         return lambda layer, rules, values: codes[rules]
 
-    for codes, before, expected in ((shared, apart, YES), (apart, shared, NO)):
+    for codes, before, expected in ((shared, opposite, YES), (opposite, shared, NO)):
         planted(monkeypatch, of_rules(codes), of_rules(before))
         outcome = drawn(studies, "fig-5e")
         assert outcome.verdicts[0].outcome == expected

@@ -23,12 +23,12 @@ def quick_baselines(monkeypatch):
 
 
 def test_a3_leaves_out_baselines_that_would_flatten_its_curves(study_of, monkeypatch):
-    drawn = []
+    drawn_panels = []
     levels = {"Mixture": {8: -6.8, 16: -2.0}, "Recall": {8: -0.4, 16: 0.1}}
     monkeypatch.setattr(outcome, "baseline_curves", lambda cells, split: levels)
-    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn.extend(panels))
+    monkeypatch.setattr(figures, "lines", lambda panels, **_: drawn_panels.extend(panels))
     fuzzy.draw_a3(study_of("fig-a3", lambda run: 0.5 + 0.01 * run.seed))
-    assert set().union(*(baselines for _, _, baselines in drawn)) == {"Recall"}
+    assert set().union(*(baselines for _, _, baselines in drawn_panels)) == {"Recall"}
 
 
 def test_2c_has_its_baselines_in_the_last_columns(study_of):

@@ -46,7 +46,7 @@ def pages(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("long", "parts", "settings", "length", "sraven"):
             subfolder = "sraven" if name == "sraven" else f"fuzzy/{name}"
-            drawn = []
+            pictures = []
             committed = json.loads((RESULTS / subfolder / "results.json").read_text())
 
             def baselines_of(point, committed=committed):
@@ -54,14 +54,17 @@ def pages(tmp_path_factory):
                 numbers, seed = committed["numbers"], str(point.run.seed)
                 return {baseline: numbers[label]["unseen"][seed] for baseline, label in labels.items()}
 
+            def record(content, pictures=pictures, **options):
+                pictures.append((content, options))
+
             patch.setattr(long, "baselines_of", baselines_of)
             for kind in ("lines", "results"):
-                patch.setattr(figures, kind, lambda content, drawn=drawn, **options: drawn.append((content, options)))
+                patch.setattr(figures, kind, record)
             patch.setattr(figures, "save", lambda figure, path: None)
             patch.setattr(page, "figure_as_svg", lambda figure, caption, name: caption)
             trainings.draw(argparse.Namespace(folders=[], into=folder, pages=[name]))
             redrawn = json.loads((folder / subfolder / "results.json").read_text())
-            by_page[name] = types.SimpleNamespace(committed=committed, redrawn=redrawn, pictures=drawn)
+            by_page[name] = types.SimpleNamespace(committed=committed, redrawn=redrawn, pictures=pictures)
     return by_page
 
 

@@ -76,9 +76,9 @@ def test_scores_are_errors_at_the_query_and_r2_is_over_the_variance_of_all_targe
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_batch_on_a_gpu():
     task = FuzzyLogic(inputs="fixed_context")
-    batch, again, other = (task.batch("train", 64, seed=0, step=step, device="cuda") for step in (0, 0, 1))
+    batch, repeated, other = (task.batch("train", 64, seed=0, step=step, device="cuda") for step in (0, 0, 1))
     assert batch.inputs.is_cuda
-    assert (batch.inputs == again.inputs).all()
+    assert (batch.inputs == repeated.inputs).all()
     assert (batch.inputs != other.inputs).any()
     assert (task.metrics(batch.targets, batch)["r2"] == 1).all()
     context_on_cpu = task.batch("train", 1, seed=0, step=0).inputs[0, :-1, :-1]

@@ -47,9 +47,9 @@ def test_few_questions_are_all_seen_and_yet_none_is_shared(monkeypatch):
     monkeypatch.setitem(LEVELS["algebra__linear_1d"], "easy", Level((2, 2), 4))
     monkeypatch.setattr(maths_modules, "LETTERS", "xy")
     task = Maths("algebra__linear_1d", "easy")
-    drawn = {split: [q for q, _ in texts(task, split, 1, 300)] for split in ("train", "validation", "iid")}
-    assert all(len(questions) > 2 * len(set(questions)) for questions in drawn.values())
-    for first, second in itertools.combinations(drawn.values(), 2):
+    questions_by_split = {split: [q for q, _ in texts(task, split, 1, 300)] for split in ("train", "validation", "iid")}
+    assert all(len(questions) > 2 * len(set(questions)) for questions in questions_by_split.values())
+    for first, second in itertools.combinations(questions_by_split.values(), 2):
         assert not set(first) & set(second)
 
 

@@ -48,8 +48,8 @@ def test_splits_of_the_file_share_nothing_and_repeat(folder):
     assert len(train | validation | iid) == 40
     assert numbers_of(RelationalGames(examples=10, split_seed=1, data="original", folder=folder), "train") != train
     assert numbers_of(task, "novel_stripes") == set(range(40))
-    first, again, other = (numbers(task.batch("iid", 30, seed=0, step=step)).tolist() for step in (0, 0, 1))
-    assert first == again != other
+    first, repeated, next_batch = (numbers(task.batch("iid", 30, seed=0, step=step)).tolist() for step in (0, 0, 1))
+    assert first == repeated != next_batch
 
 
 def test_files_that_cannot_be_used(folder, tmp_path):

@@ -55,8 +55,8 @@ def ambiguous_by_hand(panel, task, definition):
         return bool(answers), any(answer != grid[-1][-1] for answer in answers)
 
     for order in orders(task):
-        fits, wrong = zip(*(fits_and_misleads(slots) for slots in zip(*order, strict=True)), strict=True)
-        if all(fits) and (all(wrong) if definition == "code" else any(wrong)):
+        fits, misleads = zip(*(fits_and_misleads(slots) for slots in zip(*order, strict=True)), strict=True)
+        if all(fits) and (all(misleads) if definition == "code" else any(misleads)):
             return True
     return False
 
