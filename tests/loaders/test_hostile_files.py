@@ -50,13 +50,13 @@ def folder(model_files, tmp_path):
     return copied(model_files, tmp_path)
 
 
-def verb(*words):
+def command(*arguments):
     """A command of `polyhead` for files in the folder F; an error of one line is raised as a ValueError."""
 
     def call(root):
         output = io.StringIO()
         with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
-            code = main([word.replace("F/", f"{root}/") for word in words])
+            code = main([argument.replace("F/", f"{root}/") for argument in arguments])
         printed = output.getvalue()
         assert "Traceback" not in printed
         if code:
@@ -70,9 +70,9 @@ PAIRS, BATCH = "same_pentos.npz", "cifar-10-batches-bin/test_batch.bin"
 QUESTIONS = "questions/train-easy/arithmetic__add_or_sub.txt"
 READERS = [
     ("run/config.json", "read_config", lambda root: read_config(root / "run")),
-    ("mine.yaml", "train", verb("train", "F/mine.yaml")),
-    ("mine.json", "train", verb("train", "F/mine.json")),
-    ("grid.yaml", "sweep", verb("sweep", "F/grid.yaml", "--status")),
+    ("mine.yaml", "train", command("train", "F/mine.yaml")),
+    ("mine.json", "train", command("train", "F/mine.json")),
+    ("grid.yaml", "sweep", command("sweep", "F/grid.yaml", "--status")),
     ("run/checkpoint.safetensors", "load_model", lambda root: load_model(root / "run")),
     ("run/result.json", "read_result", lambda root: read_result(root / "run")),
     ("run/tokenizer.json", "read", lambda root: text_tokens.read(root / "run" / "tokenizer.json")),
@@ -124,7 +124,7 @@ def test_a_model_of_hugging_face_is_not_unpickled(name, folder):
     for guise in ("torch", "pickle", "zip", "yaml"):
         (exported / name).write_bytes(guises(marker)[guise])
         with pytest.raises(ValueError, match=LINE):
-            verb("explore", "F/exported", "--text", "x", "--out", "F/x.html", "--device", "cpu")(folder)
+            command("explore", "F/exported", "--text", "x", "--out", "F/x.html", "--device", "cpu")(folder)
         assert not marker.exists(), guise
 
 
@@ -162,7 +162,7 @@ def test_odd_values_are_one_line(odd, tmp_path):
 
 def test_aliases_that_stand_for_many_values_are_refused(tmp_path):
     (tmp_path / "mine.yaml").write_text("heads: &h [*h]\n")
-    for read in (read_config, lambda path: verb("sweep", "F/mine.yaml", "--status")(path.parent)):
+    for read in (read_config, lambda path: command("sweep", "F/mine.yaml", "--status")(path.parent)):
         with pytest.raises(ValueError, match=r"\A[^\n]*aliases are not read[^\n]*\Z"):
             read(tmp_path / "mine.yaml")
 

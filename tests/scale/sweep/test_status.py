@@ -21,16 +21,14 @@ def test_all_states(tiny, tmp_path):
         folder.mkdir()
     for folder in (running, broken, stopped):
         (folder / METRICS).write_text(json.dumps({"kind": "train", "step": 5, "loss": 0.1}) + "\n")
-    write_failure(broken, "train: the loss of r is nan at step 6")
+    failure = "train: the loss of r is nan at step 6"
+    write_failure(broken, failure)
     with claim(runs[1], running), claim(runs[5], elsewhere):
         records = of_sweep(runs, tmp_path)
-    assert [record.state for record in records] == [
-        *("done", "running", "failed", "stopped", "waiting"),
-        *("running", "waiting"),
-    ]
-    assert [record.step for record in records] == [12, 5, 5, 5, *[0] * 3]
-    nan = "train: the loss of r is nan at step 6"
-    assert [record.detail for record in records] == ["", "", nan, *[""] * 4]
+    states = ["done", "running", "failed", "stopped", "waiting", "running", "waiting"]
+    assert [record.state for record in records] == states
+    assert [record.step for record in records] == [12, 5, 5, 5, 0, 0, 0]
+    assert [record.detail for record in records] == ["", "", failure, "", "", "", ""]
     assert of_sweep(runs, tmp_path)[1].state == "stopped"  # its claim has ended
     assert not waiting.exists()  # looking leaves no folder behind
 
