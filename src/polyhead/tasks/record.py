@@ -29,31 +29,30 @@ def keep(
 
     Raises ValueError if the file says that the run in the folder was begun with other data or another tokenizer.
     """
-    path = pathlib.Path(folder) / RECORD
+    entries = [("another text" if text else "other data", ("fingerprint",), data_digest)]
+    if text:
+        entries.append(("another tokenizer", ("tokenizer", "digest"), text["tokenizer"]["digest"]))
+    for difference, keys, now in entries:
+        before = recorded(caller, folder, *keys)
+        if before not in (None, now):
+            raise ValueError(f"{caller}: {folder} was begun with {difference} of {data} ({before}, not {now})")
     content = {"data": data, "fingerprint": data_digest, **(text or {})}
-    if path.exists():
-        _check_same(caller, path, content)
-    write(path, json.dumps(content, indent=2).encode() + b"\n")
+    write(pathlib.Path(folder, RECORD), json.dumps(content, indent=2).encode() + b"\n")
 
 
-def _check_same(caller: str, path: pathlib.Path, content: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless the recorded fingerprint, and the tokenizer of a text, are those of `content`."""
-    digests = []
+def recorded(caller: str, folder: str | os.PathLike[str], *keys: str) -> str | None:
+    """The entry at `keys` of `folder`/data.json; None without the file.  Raises ValueError for a damaged file."""
+    path = pathlib.Path(folder, RECORD)
+    if not path.exists():
+        return None
     try:
-        recorded = json.loads(path.read_bytes())
-        difference = "another text" if "tokenizer" in content else "other data"
-        digests.append((difference, recorded["fingerprint"], content["fingerprint"]))
-        if "tokenizer" in content:
-            digests.append(("another tokenizer", recorded["tokenizer"]["digest"], content["tokenizer"]["digest"]))
-    except (ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise ValueError(
-            f"{caller}: {path} cannot be read ({reason}); delete it if the data are the same as before"
-        ) from None
-    for difference, before, now in digests:
-        if before != now:
-            name = content["data"]
-            raise ValueError(f"{caller}: {path.parent} was begun with {difference} of {name} ({before}, not {now})")
+        entry = json.loads(path.read_bytes())
+        for key in keys:
+            entry = entry[key]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        hint = "delete it if the data are the same as before"
+        raise ValueError(f"{caller}: {path} cannot be read ({' '.join(str(error).split())}); {hint}") from None
+    return str(entry)
 
 
 def write(path: pathlib.Path, data: bytes) -> None:

@@ -6,11 +6,11 @@
 ([110, 195, 169], 'né')
 """
 
-import json
 from typing import Any
 
 import tokenizers
 import transformers
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from polyhead.tasks.text.tokens import Bytes, Codec, Subwords
 
@@ -20,12 +20,12 @@ NUL = "\0"
 def tokenizer_of(codec: Codec, *, max_length: int | None = None) -> transformers.PreTrainedTokenizerFast:
     """A tokenizer that encodes and decodes as `codec` does.
 
-    The token between documents is its `eos_token` and its padding token, on the left.  Raises ValueError for a codec of
-    tiktoken or SentencePiece, which has no tokenizer.json.
+    The token between documents is its `eos_token` and its padding token, on the left.  Raises ValueError for a codec
+    that is not ours.
     """
     end: str | None = NUL
     if isinstance(codec, Bytes):
-        rust = _bytes(codec)
+        rust = _bytes()
     elif isinstance(codec, Subwords):
         rust = tokenizers.Tokenizer.from_str(codec.text)
         end = None if codec.end is None else rust.id_to_token(codec.end)
@@ -47,13 +47,16 @@ def tokenizer_of(codec: Codec, *, max_length: int | None = None) -> transformers
     )
 
 
-def _bytes(codec: Bytes) -> tokenizers.Tokenizer:
-    """A tokenizer in which token i is byte i.  The token that ends documents, NUL, keeps the name NUL: the printable
-    character that replaces it in byte-level tokenizers may occur in a text, where it must not end a document."""
-    # Our bytes are a byte-level vocabulary without merges, in the format of tokenizers.
-    parts = json.loads(codec.to_json())
-    names = parts["model"]["vocab"]
-    parts["model"]["vocab"] = {NUL if byte == 0 else name: byte for name, byte in names.items()}
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(parts))
+def _bytes() -> tokenizers.Tokenizer:
+    """A tokenizer in which token i is byte i: a byte-level vocabulary without merges.
+
+    The token that ends documents, NUL, keeps the name NUL: the printable character that replaces it in byte-level
+    tokenizers may occur in a text, where it must not end a document.
+    """
+    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()} | {NUL: 0}
+    del vocabulary[bytes_to_unicode()[0]]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
     tokenizer.add_special_tokens([tokenizers.AddedToken(NUL, normalized=False)])
     return tokenizer

@@ -119,25 +119,11 @@ def explore_folder(
 
 
 def pieces(codec: Any, tokens: Sequence[int]) -> list[str]:
-    """The text of each token.  A token without text (an incomplete character) is shown by its name in `codec`.
-
-    Each token is decoded after a copy of itself, because some tokenizers drop a blank at the start of a text.
-    """
-    texts = []
-    for token in tokens:
-        # The second copy keeps the blank at its start.
-        text = codec.decode([token])
-        piece = text
-        twice = codec.decode([token, token])
-        if twice.startswith(text):
-            piece = twice[len(text) :]
-        if not piece or "\N{REPLACEMENT CHARACTER}" in piece + text:
-            if hasattr(codec, "pieces"):  # ours
-                piece = codec.pieces([token])[0]
-            else:
-                piece = text_tokens.spelled(str(codec.convert_ids_to_tokens(token)))
-        texts.append(str(piece))
-    return texts
+    """The text of each token; `codec`: ours, or a tokenizer of Hugging Face."""
+    if hasattr(codec, "piece"):
+        return [codec.piece(token) for token in tokens]
+    names = codec.convert_ids_to_tokens(list(tokens))
+    return [text_tokens.with_blank(codec.decode([token]), name) for token, name in zip(tokens, names, strict=True)]
 
 
 def _finished(folder: pathlib.Path) -> Run:

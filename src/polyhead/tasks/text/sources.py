@@ -9,12 +9,14 @@ hub         each document is assigned by a hash of its text, so a duplicate is i
 
 import fnmatch
 import hashlib
+import itertools
 import mmap
 import os
 import pathlib
+import re
 import sysconfig
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from polyhead.spec.optional import optional
 
@@ -33,8 +35,7 @@ IGNORED = (".*", "__pycache__")
 NOT_LIBRARY = ("test", "tests", "idlelib", "idle_test", "lib2to3", "*-packages", "config-*", "_sysconfig*")
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """Text of one split.  `ends`: whether its document ends here.  `name` is for errors."""
 
     split: str
@@ -42,9 +43,18 @@ class Piece:
     ends: bool
     name: str
 
+    def text(self) -> str:
+        """Raises ValueError for invalid UTF-8."""
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError:
+            raise ValueError(f"Text: {self.name} is no UTF-8; tokenizer='bytes' takes any file") from None
 
-@dataclass(frozen=True)
-class File:
+
+Pieces = Callable[[], Iterator[Piece]]  # reads a text
+
+
+class File(NamedTuple):
     """A file of text: its size in bytes, and when it was changed (ns)."""
 
     path: pathlib.Path
@@ -53,8 +63,7 @@ class File:
     changed: int
 
 
-# Bytes `start` to `stop` of a file.
-Block = tuple[File, int, int]
+Block = tuple[File, int, int]  # bytes `start` to `stop` of a file
 
 
 def hash_fraction(name: str) -> float:
@@ -89,14 +98,11 @@ def list_files(data: str, ignored_folder: pathlib.Path) -> tuple[File, ...]:
 
 def _walk(root: pathlib.Path, suffixes: Collection[str], excluded: Sequence[str] = ()) -> list[pathlib.Path]:
     """The files below `root` with a suffix, without hidden ones, caches and what matches a pattern in `excluded`."""
-
-    def is_included(name: str) -> bool:
-        return not any(fnmatch.fnmatchcase(name, pattern) for pattern in (*IGNORED, *excluded))
-
+    pattern = re.compile("|".join(map(fnmatch.translate, (*IGNORED, *excluded))))
     paths = []
     for folder, inner_folders, names in os.walk(root):
-        inner_folders[:] = filter(is_included, inner_folders)
-        for name in filter(is_included, names):
+        inner_folders[:] = itertools.filterfalse(pattern.match, inner_folders)
+        for name in itertools.filterfalse(pattern.match, names):
             path = pathlib.Path(folder, name)
             if path.suffix.lower() in suffixes and path.is_file():
                 paths.append(path)
@@ -119,23 +125,16 @@ def read_files(files: Sequence[File], held_out: float) -> Iterator[Piece]:
 def split_files(files: Sequence[File], held_out: float) -> list[tuple[Block, str]]:
     """The blocks of the files, each with its split."""
     quota = held_out * sum(file.size for file in files)
-    split_of_file = _assign({file.name: file.size for file in files}, quota)
+    splits = _assign({file.name: file.size for file in files}, quota)
     sizes = dict.fromkeys(SPLITS, 0)
     for file in files:
-        sizes[split_of_file[file.name]] += file.size
-    keeps_files_whole = len(files) * held_out >= 2 and 4 * min(sizes.values()) >= quota
-    block_size = CHUNK
-    if not keeps_files_whole:
-        block_size = max(1, min(int(quota / 4), CHUNK))
-    blocks = []
-    for file in files:
-        blocks += _cut(file, block_size)
-    if keeps_files_whole:
-        splits = [split_of_file[file.name] for file, _, _ in blocks]
-    else:
-        size_of_block = {f"{file.name}/{start}": stop - start for file, start, stop in blocks}
-        splits = list(_assign(size_of_block, quota).values())
-    return list(zip(blocks, splits, strict=True))
+        sizes[splits[file.name]] += file.size
+    if len(files) * held_out >= 2 and 4 * min(sizes.values()) >= quota:  # files stay whole
+        return [(block, splits[file.name]) for file in files for block in _cut(file, CHUNK)]
+    size = max(1, min(int(quota / 4), CHUNK))
+    blocks = [block for file in files for block in _cut(file, size)]
+    splits = _assign({f"{file.name}/{start}": stop - start for file, start, stop in blocks}, quota)
+    return list(zip(blocks, splits.values(), strict=True))
 
 
 def _assign(sizes: Mapping[str, int], quota: float) -> dict[str, str]:
@@ -150,10 +149,10 @@ def _assign(sizes: Mapping[str, int], quota: float) -> dict[str, str]:
 
 def _cut(file: File, size: int) -> list[Block]:
     """Blocks of about `size` bytes that end at a line end if there are lines, and never inside a character."""
-    blocks = []
-    start, stop = 0, size
+    borders = [0]
     with file.path.open("rb") as handle, mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        while stop < file.size:
+        while borders[-1] + size < file.size:
+            stop = borders[-1] + size
             line_end = data.find(b"\n", stop, stop + min(size, LONGEST_LINE))
             if line_end >= 0:
                 stop = line_end + 1
@@ -161,19 +160,17 @@ def _cut(file: File, size: int) -> list[Block]:
                 rest = data[stop : stop + 4]
                 # No character has four of them: such a file is no UTF-8.
                 stop += (len(rest) - len(rest.lstrip(CONTINUING))) % 4
-            if stop < file.size:
-                blocks.append((file, start, stop))
-                start = stop
-                stop += size
-    return [*blocks, (file, start, file.size)]
+            borders.append(stop)
+    borders = [*(border for border in borders if border < file.size), file.size]
+    return [(file, start, stop) for start, stop in itertools.pairwise(borders)]
 
 
 # ------------------------------------------------------------------------------------------------------------------ hub
-def read_hub(name: str, held_out: float, limit: int, column: str) -> Iterator[Piece]:
-    """The first documents of a data set of the Hub, streamed, up to `limit` bytes; `name` is OWNER/NAME[/CONFIG]."""
-    with optional(f"Text: data='hub:{name}'", "polyhead[text]"):
+def read_hub(data: str, held_out: float, limit: int, column: str) -> Iterator[Piece]:
+    """The first documents of a data set of the Hub, up to `limit` bytes; `data` is hub:OWNER/NAME[/CONFIG]."""
+    with optional(f"Text: data='{data}'", "polyhead[text]"):
         import datasets  # type: ignore[import-not-found,unused-ignore]
-    owner, data_set, *config = name.split("/", 2)
+    owner, data_set, *config = data.removeprefix("hub:").split("/", 2)
     num_bytes = 0
     try:
         rows = datasets.load_dataset(f"{owner}/{data_set}", *config, split="train", streaming=True)
@@ -182,13 +179,12 @@ def read_hub(name: str, held_out: float, limit: int, column: str) -> Iterator[Pi
             if not isinstance(text, str):
                 kind = type(text).__name__ if column in row else "absent"
                 raise ValueError(f"row {i + 1}: {column!r} is {kind}, not text (of {', '.join(row)})")
-            part = int(hash_fraction(text) / held_out)
-            split = {0: "validation", 1: "iid"}.get(part, "train")
-            data = text.encode("utf-8", "replace")
-            yield Piece(split, data, True, f"hub:{name}, row {i + 1}")
-            num_bytes += len(data)
+            split = {0: "validation", 1: "iid"}.get(int(hash_fraction(text) / held_out), "train")
+            encoded = text.encode("utf-8", "replace")
+            yield Piece(split, encoded, True, f"{data}, row {i + 1}")
+            num_bytes += len(encoded)
             if num_bytes >= limit:
                 return
     except Exception as error:  # any library that `datasets` uses may raise
         reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
-        raise ValueError(f"Text: hub:{name} cannot be read ({reason})") from None
+        raise ValueError(f"Text: {data} cannot be read ({reason})") from None

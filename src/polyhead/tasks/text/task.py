@@ -1,12 +1,10 @@
-"""Language modelling of any text, from the Python sources of this machine to a data set of the Hub.
+"""Language modelling of any text.
 
 Text is tokenised once (corpus.py) into one long row of tokens for each split, document after document.  A sequence is a
 window of the row; its targets are the same tokens shifted by one:
 
     row       \\0 d e f   f ( ) : \\0 i m p o r t ...            length 4
     inputs    \\0 d e f                                          targets   d e f _
-
-In one pass of training the windows are adjacent; their offset and their order change with each pass.
 """
 
 import functools
@@ -14,6 +12,7 @@ import lzma
 import math
 import os
 import pathlib
+import re
 import zlib
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -37,12 +36,10 @@ from polyhead.tasks.task import (
     token_guesses,
     token_losses,
 )
-from polyhead.tasks.text import tokens as text_tokens
-from polyhead.tasks.text.corpus import Corpus, Request, open_corpus
-from polyhead.tasks.text.sources import SPLITS, File, list_files
-from polyhead.tasks.text.tokens import Bytes, Codec
-
-ROUNDS = 5  # rounds of the Feistel network
+from polyhead.tasks.text import sources, tokens as text_tokens
+from polyhead.tasks.text.corpus import Corpus, open_corpus
+from polyhead.tasks.text.sources import SPLITS
+from polyhead.tasks.text.tokens import Bytes, Codec, Subwords
 
 
 @dataclass(frozen=True)
@@ -83,8 +80,7 @@ class Text(Task):
     words: ClassVar[Words] = Words(
         metric=(
             "Bits per byte",
-            "The bits per byte of held-out text under the model, comparable between tokenizers: lower is better. A "
-            "compressor has not seen the training text, but sees whole files.",
+            "Bits per byte of held-out text, whatever the tokenizer: lower is better. A compressor sees whole files.",
         ),
         baselines={
             "zlib": Baseline("Zlib", "compresses the text and looks back 32 KiB"),
@@ -109,7 +105,7 @@ class Text(Task):
 
     def codec(self) -> Codec:
         """The codec between text and tokens; a codec trained on the text needs the data."""
-        return self._existing_codec or self._corpus().codec
+        return self._existing_codec or self._corpus.codec
 
     @functools.cached_property
     def _existing_codec(self) -> Codec | None:
@@ -117,18 +113,24 @@ class Text(Task):
 
     def fingerprint(self) -> str:
         """A hash of the text and its splits; it does not depend on the tokenizer."""
-        return str(self._corpus().manifest["fingerprint"])
-
-    def _corpus(self) -> Corpus:
-        return open_corpus(self._request, pathlib.Path(located(self.folder)))
+        return str(self._corpus.manifest["fingerprint"])
 
     @functools.cached_property
-    def _request(self) -> Request:
-        """Made once: text that is edited changes no task that has read it, but is what the next one reads."""
-        files: tuple[File, ...] = ()
+    def _corpus(self) -> Corpus:
+        """Opened once: text that is edited changes no task that has read it, but is what the next one reads."""
+        folder = pathlib.Path(located(self.folder))
+        source: list[Any] = [self.data, self.held_out]
         if self.limit is None:
-            files = list_files(self.data, pathlib.Path(located(self.folder)))
-        return Request(self.data, self.tokenizer, self._existing_codec, self.held_out, self.limit, self.column, files)
+            files = sources.list_files(self.data, folder)
+            source += [(str(file.path), file.size, file.changed) for file in files]
+            pieces = functools.partial(sources.read_files, files, self.held_out)
+        else:
+            source += [self.limit, self.column]
+            pieces = functools.partial(sources.read_hub, *source)
+        codec = self._existing_codec
+        name = re.sub(r"[^A-Za-z0-9]+", "-", self.data)[-40:].strip("-")
+        name += f"-{stream(0, repr([getattr(codec, 'digest', self.tokenizer), source])):016x}"
+        return open_corpus(folder / name, self.data, pieces, self.tokenizer, codec)
 
     # ---------------------------------------------------------------------------------------------------------- batches
     def count(self, split: str) -> int | None:
@@ -141,12 +143,10 @@ class Text(Task):
 
     def _tokens(self, split: str) -> np.ndarray:
         check_split(self, split)
-        tokens = self._corpus().tokens[split]
+        tokens = self._corpus.tokens[split]
         if len(tokens) <= self.length:
-            raise ValueError(
-                f"Text: {self.data} has {len(tokens)} tokens for {split!r}, but a sequence takes {self.length + 1}; "
-                "lower length or give more text"
-            )
+            reason = f"but a sequence takes {self.length + 1}; lower length or give more text"
+            raise ValueError(f"Text: {self.data} has {len(tokens)} tokens for {split!r}, {reason}")
         return tokens
 
     def sample(self, split: str, batch_size: int, generator: torch.Generator) -> Batch:
@@ -154,49 +154,30 @@ class Text(Task):
         check_draw(self, split, batch_size)
         last = len(self._tokens(split)) - self.length
         starts = torch.randint(last, (batch_size,), generator=generator, device=generator.device)
-        return self._batch(split, starts.cpu().numpy(), None, generator.device)
+        return self._batch(split, starts.cpu().numpy(), generator.device)
 
     def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:
         """Batch number `step`: a pure function of (seed, split, step, batch size); held-out splits ignore the seed."""
-        check_draw(self, split, batch_size)
-        device = torch.device(device)
-        tokens = self._tokens(split)
         count = self.count(split)
         if count is None:
-            return self._batch(split, self._starts(len(tokens), batch_size, seed, step), None, device)
-        batches = math.ceil(count / batch_size)  # in a pass; the last may be short
-        first = step % batches * batch_size
-        indices = np.arange(first, min(first + batch_size, count))
-        rows = order(indices, count, key=stream(0, f"{self.name}/{split}/order"))
-        last = len(tokens) - 1 - self.length
+            return super().batch(split, batch_size, seed=seed, step=step, device=device)
+        check_draw(self, split, batch_size)
+        first = step % math.ceil(count / batch_size) * batch_size  # the last batch of a pass may be short
+        order = torch.randperm(count, generator=self.generator(split, seed=0, step=0)).numpy()
+        rows = order[first : first + batch_size]
+        last = len(self._tokens(split)) - 1 - self.length
         starts = np.minimum(rows * self.length, last)  # the last window is full, and scores only new tokens
-        return self._batch(split, starts, rows * self.length - starts, device)
+        return self._batch(split, starts, torch.device(device), rows * self.length - starts)
 
-    def _starts(self, count: int, batch_size: int, seed: int, step: int) -> np.ndarray:
-        """The starts of the windows of a training batch, in a row of `count` tokens."""
-        windows = max(1, (count - self.length) // self.length)
-        spare = min(self.length, count - windows * self.length)  # the number of offsets with room for all windows
-        passes, indices = np.divmod(np.arange(step * batch_size, (step + 1) * batch_size), windows)
-        starts = np.empty(batch_size, np.int64)
-        for number in range(int(passes[0]), int(passes[-1]) + 1):
-            in_pass = passes == number
-            key = stream(seed, f"{self.name}/train/order", number)
-            starts[in_pass] = order(indices[in_pass], windows, key=key) * self.length + key % spare
-        return starts
-
-    def _batch(self, split: str, starts: np.ndarray, skipped: np.ndarray | None, device: torch.device) -> Batch:
+    def _batch(self, split: str, starts: np.ndarray, device: torch.device | str, skipped: Any = 0) -> Batch:
         """The windows at `starts` (b); their first `skipped` (b) targets are not scored."""
-        corpus = self._corpus()
+        corpus = self._corpus
         windows = np.lib.stride_tricks.sliding_window_view(corpus.tokens[split], self.length + 1)[starts]
         tokens = torch.from_numpy(windows.astype(np.int64))
-        scored = torch.ones(len(starts), self.length, dtype=torch.bool)
-        size = torch.full((len(starts),), self.length * corpus.rate(split), dtype=torch.float32)
-        if skipped is not None and skipped.any():
-            scored = torch.arange(self.length) >= torch.from_numpy(skipped)[:, None]
-            size = (scored.sum(dim=1) * corpus.rate(split)).float()
+        scored = torch.from_numpy(np.arange(self.length) >= np.broadcast_to(skipped, len(starts))[:, None])
+        size = (scored.sum(dim=1) * corpus.rate(split)).float()
         # A copy: noise is added to inputs in place, and the targets must stay as they are.
-        batch = Batch(tokens[:, :-1].clone(), tokens[:, 1:], None, scored, {"bytes": size})
-        return batch.to(device)
+        return Batch(tokens[:, :-1].clone(), tokens[:, 1:], None, scored, {"bytes": size}).to(device)
 
     # ----------------------------------------------------------------------------------------------------------- scores
     def loss(self, outputs: Tensor | LazyLogitsLike, batch: Batch) -> Tensor:
@@ -207,8 +188,8 @@ class Text(Task):
     def metrics(self, outputs: Tensor | LazyLogitsLike, batch: Batch) -> dict[str, Tensor]:
         """For each sequence (b): `bits_per_byte`, and `accuracy`, the share of tokens whose logit is the largest.
 
-        Each token counts as its split's mean bytes per token.  So the mean over a whole split, weighted by `amounts`,
-        is total bits over total bytes, and tokenizers can be compared.  A separator of documents counts as one byte.
+        Each token counts as its split's mean bytes per token, so that the mean over a split, weighted by `amounts`, is
+        its bits over its bytes.  A separator of documents counts as one byte.
         """
         nats = (token_losses(outputs, batch.targets) * batch.scored).sum(dim=1)
         right = ((token_guesses(outputs) == batch.targets) & batch.scored).sum(dim=1)
@@ -232,54 +213,24 @@ class Text(Task):
         data = tokens.tobytes()
         if not isinstance(self.codec(), Bytes):
             data = self.codec().decode(tokens.tolist()).encode()
-        size = self._corpus().rate(split) * len(tokens)  # longer than `data` if the tokenizer loses some
-        return {
-            "zlib": Score(8 * len(zlib.compress(data, 9)) / size, 0.0, 1),
-            "lzma": Score(8 * len(lzma.compress(data, preset=9)) / size, 0.0, 1),
-        }
+        size = self._corpus.rate(split) * len(tokens)  # longer than `data` if the tokenizer loses some
+        compressed = {"zlib": zlib.compress(data, 9), "lzma": lzma.compress(data, preset=9)}
+        return {name: Score(8 * len(result) / size, 0.0, 1) for name, result in compressed.items()}
 
-    # ------------------------------------------------------------------------------------------------------------ words
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
         return tuple(self.class_name("answer", token) for token in batch.inputs[0].tolist())
 
     def class_name(self, target: str, label: int) -> str:
-        return self.codec().pieces([label])[0].replace(" ", "␣")
+        return repr(self.codec().piece(label))[1:-1].replace(" ", "␣")
 
-    # ------------------------------------------------------------------------------------------------------------- runs
     def keep(self, folder: str | os.PathLike[str]) -> None:
-        """Write tokenizer.json, and data.json: the text's name, fingerprint, and counts of tokens and bytes.
+        """Write data.json, the text's name, fingerprint, and counts of tokens and bytes, and a tokenizer's file.
 
         Raises ValueError if the run in the folder was started with another text or tokenizer.
         """
-        corpus = self._corpus()
+        corpus = self._corpus
         tokenizer = {"name": self.tokenizer, "digest": corpus.codec.digest, "count": corpus.codec.count}
         text = {"tokenizer": tokenizer, "splits": corpus.manifest["splits"]}
         record.keep("Text", folder, self.data, self.fingerprint(), text)
-        record.write(pathlib.Path(folder) / text_tokens.FILE, corpus.codec.to_json().encode())
-
-
-# ---------------------------------------------------------------------------------------------------------------- order
-def order(indices: np.ndarray, count: int, *, key: int) -> np.ndarray:
-    """The images of `indices` (b) under a pseudorandom permutation of 0 to `count` - 1: a Feistel network.
-
-    A number is two digits in base n, the smallest n with n² >= count.  In each round a hash of one digit is added to
-    the other, modulo n.  A result of `count` or more is permuted again until it is below `count`.
-    """
-    base = max(1, math.isqrt(max(0, count - 1)) + 1)
-    salts = [np.uint64(stream(key, "text/rounds", number)) for number in range(ROUNDS)]
-    result = indices.astype(np.int64)
-    outside = np.arange(len(result))
-    while len(outside):
-        left, right = np.divmod(result[outside], base)
-        for salt in salts:
-            left, right = right, (left + (_mixed(right, salt) % base).astype(np.int64)) % base
-        result[outside] = left * base + right
-        outside = outside[result[outside] >= count]
-    return result
-
-
-def _mixed(values: np.ndarray, salt: np.uint64) -> np.ndarray:
-    """A hash of each value, modulo 2^64: multiplied and xor-shifted twice, as in splitmix64."""
-    mixed = (values.astype(np.uint64) ^ salt) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(31))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(29))
+        if isinstance(corpus.codec, Subwords):
+            record.write(pathlib.Path(folder) / text_tokens.FILE, corpus.codec.text.encode())
