@@ -25,7 +25,7 @@ def documents(task):
     """The documents of each split, as they are read back."""
     by_split = {}
     for split in SPLITS:
-        row = task._corpus().tokens[split].tobytes()
+        row = task._corpus.tokens[split].tobytes()
         assert (row[0], row[-1]) == (0, 0)
         by_split[split] = row[1:-1].split(b"\0")
     return by_split

@@ -3,14 +3,6 @@
 import pytest
 from texts import lines
 
-from polyhead.tasks.text import corpus
-
-
-@pytest.fixture
-def afresh():
-    """As in a new process."""
-    corpus.open_corpus.cache_clear()
-
 
 @pytest.fixture
 def folder(tmp_path):

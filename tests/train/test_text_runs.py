@@ -73,7 +73,7 @@ def test_rows_and_scores_of_a_text_run(text, uninterrupted):
     assert scores["perplexity"] == pytest.approx(2.718281828459045 ** scores["loss"])
     assert scores["bits_per_byte"] == pytest.approx(scores["loss"] / 0.6931471805599453, rel=0.05)
     assert rows(uninterrupted, "eval")[-1]["perplexity"] == scores["perplexity"]
-    assert (uninterrupted / "tokenizer.json").is_file()
+    assert (uninterrupted / "data.json").is_file()
 
 
 # ----------------------------------------------------------------------------------------------------- batches in parts

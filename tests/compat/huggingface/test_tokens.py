@@ -55,7 +55,7 @@ def test_the_tokens_are_those_of_the_codec(codec, tmp_path):
 
 
 def test_other_codecs_are_one_clear_line():
-    parts = ("count", "digest", "end", "encode", "decode", "pieces", "to_json")
+    parts = ("count", "digest", "end", "encode", "decode", "piece")
     other = type("Sentences", (), {name: getattr(Bytes, name) for name in parts})()
     with refusing("tokenizer_of: bytes or a tokenizer.json was wanted but a Sentences came: "):
         tokenizer_of(other)
@@ -94,7 +94,7 @@ def test_from_training_to_auto_model(name, tmp_path):
     assert torch.equal(ours.from_run(tmp_path / "run").model(ids["input_ids"]), trained(ids["input_ids"]))
     assert torch.equal(torch.random.get_rng_state(), state)
     if name != "bytes":  # the tokens are those the model was trained with, or nothing is written
-        (tmp_path / "run" / "tokenizer.json").write_text(text_tokens.train([STORY[::-1] * 4], 280).to_json())
+        (tmp_path / "run" / "tokenizer.json").write_text(text_tokens.train([STORY[::-1] * 4], 280).text)
         with refusing("but the model was trained with "):
             ours.to_folder(tmp_path / "run", tmp_path / "other")
         assert not (tmp_path / "other").exists()

@@ -9,8 +9,6 @@ from texts import all_documents, corpus_folder, documents, task_of
 
 from polyhead.tasks.text import corpus
 
-pytestmark = pytest.mark.usefixtures("afresh")
-
 
 def test_a_text_is_tokenised_once_and_an_interrupted_process_leaves_no_corpus(folder, tmp_path, monkeypatch, capsys):
     def interrupt(path, data):
@@ -42,39 +40,28 @@ def test_a_damaged_corpus_is_refused(harm, folder, tmp_path):
         (path / "validation.bin").unlink()
     else:
         (path / "manifest.json").write_text("{")
-    corpus.open_corpus.cache_clear()
-    refused(lambda: task.count("iid"), rf"^Text: {path} is damaged \(.*\); delete it")
+    refused(lambda: task_of(folder, tmp_path).count("iid"), rf"^Text: {path} is damaged \(.*\); delete it")
 
 
 def test_a_new_task_reads_text_that_was_edited_and_an_old_one_what_it_read(folder, tmp_path):
     old = task_of(folder, tmp_path)
-    before, tokens = old.fingerprint(), old._corpus().tokens["train"].tolist()
+    before, tokens = old.fingerprint(), old._corpus.tokens["train"].tolist()
     with (folder / "2.txt").open("a") as handle:
         handle.write("one more line\n")
     new = task_of(folder, tmp_path)
     assert new == old
     assert "one more line" in b"".join(all_documents(documents(new))).decode()
-    assert (old.fingerprint(), old._corpus().tokens["train"].tolist()) == (before, tokens)
+    assert (old.fingerprint(), old._corpus.tokens["train"].tolist()) == (before, tokens)
 
 
 def test_tokens_take_as_few_bytes_as_they_can_and_the_fingerprint_is_of_the_text(folder, tmp_path):
     pytest.importorskip("tokenizers")
     plain, trained = task_of(folder, tmp_path), task_of(folder, tmp_path, tokenizer="bpe:290")
-    assert plain._corpus().tokens["train"].dtype == np.uint8
-    assert trained._corpus().tokens["train"].dtype == np.uint16
+    assert plain._corpus.tokens["train"].dtype == np.uint8
+    assert trained._corpus.tokens["train"].dtype == np.uint16
     assert plain.fingerprint() == trained.fingerprint() != task_of(folder, tmp_path, held_out=0.1).fingerprint()
     moved = task_of(folder.rename(tmp_path / "elsewhere"), tmp_path, "other")
     assert moved.fingerprint() == plain.fingerprint()
-
-
-def test_copies_of_training_text_are_named(folder, tmp_path, capsys):
-    task_of(folder, tmp_path, held_out=0.1).count("iid")
-    assert "are copies" not in capsys.readouterr().err
-    for path in list(folder.rglob("[0-9]*.txt")):
-        for number in range(8):
-            path.with_name(f"{path.stem}-{number}.txt").write_bytes(path.read_bytes())
-    task_of(folder, tmp_path, "again", held_out=0.1).count("iid")
-    assert "text: 100% of what is held out of" in capsys.readouterr().err
 
 
 def test_a_tokenizer_is_trained_on_no_held_out_text(folder, tmp_path, monkeypatch):

@@ -122,7 +122,7 @@ def pieces(codec: Any, tokens: Sequence[int]) -> list[str]:
     """The text of each token; `codec`: ours, or a tokenizer of Hugging Face."""
     if hasattr(codec, "piece"):
         return [codec.piece(token) for token in tokens]
-    names = codec.convert_ids_to_tokens(list(tokens))
+    names = [str(codec.convert_ids_to_tokens(token)) for token in tokens]
     return [text_tokens.with_blank(codec.decode([token]), name) for token, name in zip(tokens, names, strict=True)]
 
 

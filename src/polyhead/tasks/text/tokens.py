@@ -75,8 +75,8 @@ class Subwords:
 
 
 def with_blank(text: str, name: str) -> str:
-    """A decoded token; SentencePiece drops the blank at the start of a text, for which a token's name has a bar."""
-    return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text
+    """A decoded token, else its name.  SentencePiece drops a first blank, for which the name has a bar."""
+    return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text or name
 
 
 def _call(name: str, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
