@@ -32,7 +32,7 @@ def test_new_runs_need_a_folder_that_can_be_written(here, capsys, monkeypatch):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
-    line = mistake(capsys, "train games --scale smoke --folder folder")
+    line = mistake(capsys, "train lm-bytes --scale smoke --folder folder")
     assert line.startswith("sweep: folder")
     assert line.endswith("cannot be written (Permission denied)")
     (run,), _ = configure("train", "fuzzy-hyla", [[]])

@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 import zoo
-from refusals import refused
+from refusals import refused, refusing
 from torch.testing import assert_close
 from zoo import make_layer as make, tokens
 
@@ -77,6 +77,15 @@ def test_what_leaves_the_meta_device_begins_anew(mixture):
 
     layer.apply(reset)  # from the inside out: relation weights depend on the maps around them
     assert all(value.isfinite().all() for value in layer.state_dict().values())
+
+
+@pytest.mark.parametrize("value", [0.0, torch.nan])
+def test_relation_weights_are_not_drawn_from_maps_without_values(value):
+    layer = make(ph.Relational(2))
+    for parameter in layer.parameters():
+        parameter.data.fill_(value)
+    with refusing("call reset_parameters of children first, as `layer.apply` does"):
+        layer.groups[0].reset_parameters()
 
 
 @pytest.mark.parametrize("shared", [False, True])

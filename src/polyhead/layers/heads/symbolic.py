@@ -19,6 +19,7 @@ from polyhead.layers.heads.sizes import Sizes
 from polyhead.layers.symbols import start_std
 from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import relations as relate
+from polyhead.ops.readable import is_readable
 
 # Number of tokens on which the weights of relations are balanced.
 PROBE = 32
@@ -137,7 +138,7 @@ class RelationalHeads(SymbolGroup):
         "paper" is uniform within r^-1/2, "package" uniform within (e r)^-1/2.  "balanced" is normal: relations and
         symbols contribute equal variance to a head's output if it attends equally to PROBE tokens, inputs are N(0, 1)
         and symbols N(0, symbol_std^2).  The variance is measured with the current maps, on inputs that use no generator
-        of torch.
+        of torch.  Raises ValueError for maps that are not initialised.
         """
         if self.relation_weight.is_meta:  # models whose parameters are only counted
             return
@@ -159,6 +160,11 @@ class RelationalHeads(SymbolGroup):
         retrieved = self.value(symbols * self.symbol_std).mean(1)
         # A weighted sum of r relations has r std^2 times their mean square: equate it to that of the symbols.
         std = (retrieved.square().mean() / (r * related.square().mean()).clamp(min=1e-12)).sqrt()
+        if is_readable(std) and not (std.isfinite() and related.any()):
+            raise ValueError(
+                "RelationalHeads: relation_weight depends on maps that are not initialised; "
+                "call reset_parameters of children first, as `layer.apply` does"
+            )
         nn.init.normal_(self.relation_weight).mul_(std)
 
 
