@@ -29,10 +29,13 @@ def keep(
 
     Raises ValueError if the file says that the run in the folder was begun with other data or another tokenizer.
     """
-    entries = [("another text" if text else "other data", ("fingerprint",), data_digest)]
+    entries: dict[tuple[str, ...], tuple[str, str]] = {("fingerprint",): ("other data", data_digest)}
     if text:
-        entries.append(("another tokenizer", ("tokenizer", "digest"), text["tokenizer"]["digest"]))
-    for difference, keys, now in entries:
+        entries = {
+            ("fingerprint",): ("another text", data_digest),
+            ("tokenizer", "digest"): ("another tokenizer", text["tokenizer"]["digest"]),
+        }
+    for keys, (difference, now) in entries.items():
         before = recorded(caller, folder, *keys)
         if before not in (None, now):
             raise ValueError(f"{caller}: {folder} was begun with {difference} of {data} ({before}, not {now})")

@@ -48,8 +48,8 @@ class PageContents:
     @property
     def facts(self) -> str:
         """Its size as text."""
-        heads = sum(group["heads"] for group in self.groups)
-        return f"{len(self.tokens):,} tokens, {len(self.layers)} layers, {heads:,} heads"
+        counts = {"token": len(self.tokens), "layer": len(self.layers), "head": sum(g["heads"] for g in self.groups)}
+        return ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts.items())
 
 
 def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> PageContents:

@@ -130,7 +130,7 @@ def train(texts: Iterable[str], count: int) -> Subwords:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    options = {"special_tokens": [ENDS[0]], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
+    options: dict[str, Any] = {"special_tokens": [ENDS[0]], "initial_alphabet": pre_tokenizers.ByteLevel.alphabet()}
     tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=count, show_progress=False, **options))
     size = tokenizer.get_vocab_size()
     if size < count:
