@@ -137,6 +137,9 @@ def test_eval_scores_splits_beside_their_baselines_and_changes_nothing(capsys):
     assert all(name in printed for name in ("context mean", "gaussian process", "ceiling"))
     assert ask(capsys, command) == printed
     assert ask(capsys, f"{command} --checkpoint 2") != printed
+    whole_batches = json.loads(ask(capsys, "eval here --splits iid --device cpu --json"))["scores"]["iid"]
+    train = small().train  # its numbers of batches and of sequences are the defaults
+    assert whole_batches["sequences"] == train.eval_batches * train.batch_size
     assert ask(capsys, f"{command} --seed 9") != printed
     assert {path.name: path.read_bytes() for path in pathlib.Path("here").iterdir()} == before
 

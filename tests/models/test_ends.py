@@ -72,6 +72,15 @@ def test_a_model_passes_its_mask_on_to_its_output(pool):
     assert_close(model(tokens, mask=tokens < 4), model(tokens[:, :4]))
 
 
+def test_embeddings_may_be_given_in_place_of_tokens():
+    """As the loops of other libraries do; other floats are refused."""
+    settings = ph.TransformerConfig(ph.Tokens(9, scaled=True), ph.Logits(9), dim=16, layers=1, heads=ph.Softmax(2))
+    model = ph.Transformer(settings, dtype=F64)
+    tokens = torch.randint(9, (2, 5))
+    assert_close(model(model.inputs.table(tokens)), model(tokens))
+    refused(lambda: model(torch.randn(2, 5, 15, dtype=F64)), "^Transformer: integer tokens")
+
+
 def test_mistakes_are_one_line():
     model, token = ph.Transformer(IMAGES), replace(IMAGES.inputs, class_token=False)
     tokens, vectors = (ph.Transformer(replace(IMAGES, inputs=end)) for end in (ph.Tokens(3), ph.Vectors(3)))
