@@ -138,7 +138,6 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
         return None
     try:
         values = json.loads(path.read_bytes())
-        values.pop("seal", None)  # a checksum in results until 2026-11
         scores = values["scores"]
         if not isinstance(values["environment"], dict):
             raise TypeError("environment must be a table")
@@ -227,6 +226,5 @@ def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
         with contextlib.suppress(ValueError, RecursionError):  # the end of a row that a kill cut off
             row = json.loads(line)
             if isinstance(row, dict) and isinstance(row.get("step"), int) and "kind" in row:
-                row.pop("seal", None)  # a checksum in rows until 2026-11
                 rows.append(numbers(row))
     return rows
