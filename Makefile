@@ -1,7 +1,7 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and make:
 #   make demo    environment, install, two minutes: a race of heads live, trained models scored, one page
 #   make test    environment, install, all tests
-# and while one writes code, make check (a minute): lines, types, and the tests of functions and layers.
+# and while one writes code, make check (a minute): lines, types, words, and the tests of functions and layers.
 # PY=python3.12 picks another Python.  torch: the build for the CPU where Linux has no card of NVIDIA (no nvidia-smi), else
 # that of the package index; TORCH="torch==2.13.0 --index-url ..." picks any other.
 
@@ -51,7 +51,8 @@ check: lint
 	$(BIN)/python -m pytest -q -n 2 -m 'not compile' tests/ops tests/layers
 
 lint: .venv/.ready
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache && $(BIN)/mypy
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-cache && \
+		$(BIN)/mypy && $(BIN)/codespell
 
 format: .venv/.ready
 	@$(BIN)/ruff check -q --fix . ; $(BIN)/ruff format -q .
