@@ -1,4 +1,4 @@
-"""NaN and infinite numbers that a query may see are never lost, in every impl of every op; see docs/conventions.md.
+"""NaN and infinite numbers that a query may see are never lost, in every impl of every op; see docs/promises.md.
 
 The oracle is the reference of every query alone, with the keys that it sees.  So NaN goes exactly where it must.
 """

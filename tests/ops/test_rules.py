@@ -1,6 +1,6 @@
 """Rules that every impl of every op keeps: sizes of 0, biases of -inf, NaN behind a mask, whose gradient is known.
 
-Kernels run in Triton's interpreter.  See "What every op promises" in docs/conventions.md.
+Kernels run in Triton's interpreter.  See "What every op promises" in docs/promises.md.
 """
 
 import functools
