@@ -4,8 +4,7 @@
 
 First parity: every implementation in float32, bfloat16 and float16, output and gradients, beside the reference in
 float64; its error may be three times that of the reference in the same dtype.  Then time, forward and with gradients,
-beside PyTorch's softmax attention: the median of CUDA events.  The exit code is 1 if a number is wrong.  `--device cpu`
-tries the script where there is no GPU.
+beside PyTorch's softmax attention: the median of CUDA events.  The exit code is 1 if a number is wrong.
 """
 
 import argparse
@@ -129,7 +128,7 @@ def speed_rows(device, lengths, dtype=torch.bfloat16):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048])
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="cuda", help="cpu tries the script without a GPU")
     parser.add_argument("--json", type=pathlib.Path, help="write the rows to this file")
     options = parser.parse_args()
     device = torch.device(options.device)
@@ -142,9 +141,8 @@ def main():
             print("WRONG" if is_wrong else "", *row.values(), flush=True)
     if options.json:
         card = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
-        options.json.write_text(
-            json.dumps({"card": card, "torch": torch.__version__, "rows": rows}, indent=1) + "\n", encoding="utf-8"
-        )
+        about = {"card": card, "torch": torch.__version__, "rows": rows}
+        options.json.write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     sys.exit(num_wrong > 0)
 
 

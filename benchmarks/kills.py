@@ -1,6 +1,6 @@
 """Does a run that is killed at random moments end with the numbers of an undisturbed one?
 
-    python benchmarks/kills.py --kills 200 --json docs/results/kills.json
+    python benchmarks/kills.py --kills 200 --json record/kills.json
 
 Half of the kills hit runs of one process, half runs of two processes, where the victim is a worker or the process that
 launched both.  All processes are started afresh.  A killed run is resumed until it ends; then its rows (without the

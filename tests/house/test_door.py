@@ -56,7 +56,7 @@ without("layers", "sklearn", "scipy", "yaml", "transformers", *drawn)
 ph.tasks.FuzzyLogic()
 without("tasks", "sklearn", *drawn)
 import polyhead.train
-without("training", "wandb", "trackio", "tensorboard")
+without("training", "wandb", "tensorboard")
 """
 
 

@@ -205,7 +205,7 @@ class Run(Checked):
     deterministic: bool = non_semantic(False)
     threads: Count | None = non_semantic(None)
     fast_products: bool = non_semantic(True)
-    """On a CPU, compute float32 matrix products by oneDNN if a check finds that faster and as exact."""
+    """On a CPU, compute float32 matrix products by oneDNN if a check finds that as exact."""
     folder: str | None = non_semantic(None)
     parallel: Annotated[str, choice(("data", "sharded"))] = non_semantic("data")
     """On several devices: each holds the whole model ("data") or a shard ("sharded"), and its part of the batch."""
