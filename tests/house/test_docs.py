@@ -95,7 +95,7 @@ def test_commands_on_pages_are_understood(command, tmp_path, monkeypatch, capsys
 
 
 # ---------------------------------------------------------------------------------------------------------------- links
-@pytest.mark.parametrize("path", DOCUMENTS, ids=short_name)
+@pytest.mark.parametrize("path", [*DOCUMENTS, *sorted((ROOT / "record").glob("*.md"))], ids=short_name)
 def test_links_lead_to_files_that_github_shows(path):
     """Anchors, and pages in no menu, are for `make docs`, where each warning is an error."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.M | re.S)
