@@ -8,7 +8,17 @@ from functools import partial
 from polyhead.analysis.claims import Verdict
 from polyhead.config import Run, Sinusoidal
 from polyhead.papers.dual.models import BY_OFFSET, DUAL
-from polyhead.papers.dual.shared import WRITERS, Point, better, compared, course, percent, short_name, single
+from polyhead.papers.dual.shared import (
+    WRITERS,
+    Point,
+    better,
+    compared,
+    course,
+    operators,
+    percent,
+    short_name,
+    single,
+)
 from polyhead.papers.outcome import Cells, Figure, score_table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Maths
@@ -53,7 +63,7 @@ def maths(scale: str = "small") -> tuple[Run, ...]:
     for seed, module in itertools.product(range(shape.seeds), MODULES):
         task = Maths(module, "mixed") if scale == "paper" else Maths(module, "easy", *EASY[module])
         points.append((task, shape, f"maths-{module}", seed))
-    return compared(points, WRITERS, BY_OFFSET)
+    return compared(points, (*WRITERS, "disentangled"), BY_OFFSET)
 
 
 def maths_dual() -> Run:
@@ -85,6 +95,7 @@ def _claims(cells: Cells) -> list[Verdict]:
         verdicts += better(module, "dual", ("softmax",), scores.loc[[module]])
     verdicts += better("the five modules", "dual", ("softmax-rope",), scores)
     verdicts += better("the five modules", "dual", ("abstractor",), scores)
+    verdicts += operators("the five modules", scores)
     extrapolation = {
         "compositional": "questions of more parts than in training",
         "novel": "larger numbers than in training",
