@@ -1,6 +1,10 @@
 """The adapters that the tests of Stanford's CS336, assignment 1, call for the model: from a linear map to the whole.
 
-    cp examples/cs336_adapters.py path/to/assignment1/tests/adapters.py
+    cp examples/cs336_adapters.py path/to/assignment1/tests/polyhead_adapters.py
+    echo "from .polyhead_adapters import *" >> path/to/assignment1/tests/adapters.py
+
+The course's other nine adapters stay yours: tokenizer, loss, optimiser, batches and checkpoints.  Run the tests with
+polyhead's Python, after `pip install pytest tiktoken psutil`: `uv run` has the course's torch 2.6.
 
 Each adapter calls one function of `polyhead.ops.textbook`, whose code docs/course.md explains part by part.  Weights
 are [out, in], and a mask is True where a query may attend.

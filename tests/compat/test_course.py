@@ -3,6 +3,7 @@
 The shapes are those of the course's fixtures: 4 sequences, 12 queries, 16 keys, 4 heads of width 16.
 """
 
+import importlib
 import pathlib
 import re
 import runpy
@@ -69,6 +70,33 @@ def test_an_adapter_gives_what_numpy_gives(name):
     expected = NUMPY[name](*CALLS[name])
     atol = 1e-4 if name == "run_transformer_lm" else 2e-6
     np.testing.assert_allclose(ADAPTERS[name](*CALLS[name]).numpy(), expected, rtol=1e-4, atol=atol)
+
+
+# Of the course's tests/adapters.py, which imports ours with its last line.
+NOT_OURS = (
+    *("run_get_batch", "run_cross_entropy", "run_gradient_clipping", "get_adamw_cls", "run_get_lr_cosine_schedule"),
+    *("run_save_checkpoint", "run_load_checkpoint", "get_tokenizer", "run_train_bpe"),
+)
+
+
+def test_the_courses_file_gets_our_adapters_and_keeps_the_other_nine(tmp_path, monkeypatch):
+    """As docs/course.md says: our file beside the course's file, and one line at its end."""
+    line = "from .polyhead_adapters import *"
+    assert f"```text\n{line}\n```" in (ROOT / "docs" / "course.md").read_text(encoding="utf-8")
+    example = (ROOT / "examples" / "cs336_adapters.py").read_text(encoding="utf-8")
+    assert line in example
+    package = tmp_path / "assignment"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    stubs = [f"def {name}(*arguments): raise NotImplementedError\n" for name in (*CALLS, *NOT_OURS)]
+    (package / "adapters.py").write_text("".join(stubs) + line + "\n", encoding="utf-8")
+    (package / "polyhead_adapters.py").write_text(example, encoding="utf-8")
+
+    monkeypatch.syspath_prepend(tmp_path)
+    adapters = importlib.import_module("assignment.adapters")
+    modules = {name: getattr(adapters, name).__module__ for name in (*CALLS, *NOT_OURS)}
+    ours = dict.fromkeys(CALLS, "assignment.polyhead_adapters")
+    assert modules == ours | dict.fromkeys(NOT_OURS, "assignment.adapters")
 
 
 def test_one_product_gives_what_three_give():
