@@ -8,8 +8,9 @@
     rotary(x)    = each pair of components, turned by position * theta^(-2 j / d)
     attention    = softmax(q k^T / sqrt(d)) v
 
-Weights are [out, in].  Statistics are in at least float32, whatever the dtype of the inputs, and results are rounded
-once.  Stanford CS336, assignment 1; docs/course.md shows this code part by part.
+Weights are [out, in].  `softmax`, `silu`, `rms_norm`, `rotary` and attention compute in at least float32, whatever the
+dtype of the inputs, and round once.  `glu` and `swiglu` round every product.  Stanford CS336, assignment 1;
+docs/course.md shows this code part by part.
 """
 
 from collections.abc import Mapping
