@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 
 from polyhead.analysis import claims as estimates
-from polyhead.analysis.claims import NO, NO_DIFFERENCE, UNDECIDED, YES, Estimate, above, all_of, holm
+from polyhead.analysis.claims import NO, NO_DIFFERENCE, UNDECIDED, YES, Estimate, above, all_of, holm, no_difference
 from polyhead.papers.hyla import counts, fuzzy, probes, scaling, tables
 from polyhead.papers.outcome import FigureOutcome
 
@@ -82,6 +82,20 @@ def test_no_difference_is_the_two_one_sided_tests():
     assert outcome(five(0.005), within=high - 1e-6) == UNDECIDED
     assert outcome(five(-0.005), within=high - 1e-6) == UNDECIDED
     assert outcome(five(1.0), 1.0) == UNDECIDED  # with a margin, `within` is 0 by default
+
+
+@pytest.mark.parametrize(
+    ("value", "spread", "expected"),
+    [(0.1, 0.01, NO), (-0.1, 0.01, NO), (0.02, 0.03, UNDECIDED), (0.0, 0.01, YES), (0.01, 0.001, YES)],
+)
+def test_a_claim_of_no_difference(value, spread, expected):
+    """A small difference is none, however sure; the interval is that of the test that gave the verdict."""
+    verdict = no_difference("a claim", {"a part": five(value, spread)})
+    assert verdict.outcome == expected
+    (part,) = verdict.parts
+    low, high = part.estimate.interval(part.confidence)
+    assert (low > 0.0 or high < 0.0) if expected == NO else (low > -0.02 and high < 0.02) == (expected == YES)
+    assert no_difference("a claim", {"a part": Estimate.of(A)}).outcome == UNDECIDED
 
 
 def test_a_spread_that_is_only_rounding_is_none():

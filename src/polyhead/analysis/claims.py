@@ -8,7 +8,8 @@ one value per seed; over several settings, the mean is taken for each seed.  Eac
     no difference   its two-sided 90 % interval lies within `within` of the margin: two one-sided tests at 0.05
     undecided       none of these, fewer than five seeds, or a run without a finite score
 
-The claim has "yes" if all its parts have it, and "no" if one part has it.
+The claim has "yes" if all its parts have it, and "no" if one part has it.  A claim of no difference (`no_difference`)
+has "yes" where a part has no difference, and "no" where a part passes in either direction.
 """
 
 import functools
@@ -196,6 +197,7 @@ class Part:
 
     `within`: a smaller difference from the margin counts as none; 0 turns this test off.  `can_refute`: whether a
     number below the margin refutes the claim; False for a number whose true value cannot be below the margin.
+    `is_equivalence`: the claim is that there is no difference from the margin.
     `p_above`, `p_below`: p-values corrected by Holm.  `level_above`, `level_below`: the levels of these tests by Holm.
     """
 
@@ -204,6 +206,7 @@ class Part:
     margin: float = 0.0
     within: float = 0.0
     can_refute: bool = True
+    is_equivalence: bool = False
     p_above: float = math.nan
     p_below: float = math.nan
     level_above: float = ALPHA
@@ -219,24 +222,26 @@ class Part:
         """One of the words at the top of this file."""
         if not self.is_tested:
             return UNDECIDED
-        if self.p_above < ALPHA:
-            return YES
-        if self.p_below < ALPHA and not self.can_refute:
-            return UNDECIDED
-        if self.p_below < ALPHA:
-            return NO
         # Two one-sided tests at `ALPHA`: the interval of 1 - 2 `ALPHA` lies near the margin.
         low, high = self.estimate.interval(1 - 2 * ALPHA)
-        if self.margin - self.within < low and high < self.margin + self.within:
-            return NO_DIFFERENCE
-        return UNDECIDED
+        is_near = self.margin - self.within < low and high < self.margin + self.within
+        if self.is_equivalence:
+            if is_near:
+                return YES
+            return NO if min(self.p_above, self.p_below) < ALPHA else UNDECIDED
+        if self.p_above < ALPHA:
+            return YES
+        if self.p_below < ALPHA:
+            return NO if self.can_refute else UNDECIDED
+        return NO_DIFFERENCE if is_near else UNDECIDED
 
     @property
     def confidence(self) -> float:
         """The confidence of the interval of the test that gave the verdict."""
-        if self.verdict == NO_DIFFERENCE:
+        verdict = self.verdict
+        if verdict == NO_DIFFERENCE or (self.is_equivalence and verdict != NO):
             return 1 - 2 * ALPHA
-        if self.verdict == NO:
+        if verdict == NO and self.p_below < ALPHA:
             return 1 - 2 * self.level_below
         return 1 - 2 * self.level_above
 
@@ -331,6 +336,14 @@ def above(
     tested = []
     for name, estimate in parts.items():
         tested.append(Part(name, estimate, margin, within, can_refute))
+    return judge([Verdict(claim, tuple(tested), family)])[0]
+
+
+def no_difference(claim: str, parts: Mapping[str, Estimate], within: float = WITHIN, *, family: str = "") -> Verdict:
+    """Return the claim that all of `parts` are 0, judged alone; less than `within` counts as 0."""
+    tested = []
+    for name, estimate in parts.items():
+        tested.append(Part(name, estimate, within=within, is_equivalence=True))
     return judge([Verdict(claim, tuple(tested), family)])[0]
 
 

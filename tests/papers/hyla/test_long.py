@@ -18,6 +18,7 @@ from polyhead.papers.study import FinishedRun
 from polyhead.tasks import FuzzyLogic, Sraven
 
 RESULTS = ROOT / "docs" / "results"
+PAGES = ("long", "parts", "settings", "width", "length", "sraven")
 STEPS = (2500, 5000, 7500)
 KNOWN, UNSEEN = (0.70, 0.86, 0.94), (0.50, 0.60, 0.80)
 
@@ -44,7 +45,7 @@ def pages(tmp_path_factory):
     by_page = {}
     trainings = loaded("benchmarks", "long_trainings.py")
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("long", "parts", "settings", "length", "sraven"):
+        for name in PAGES:
             subfolder = "sraven" if name == "sraven" else f"fuzzy/{name}"
             pictures = []
             committed = json.loads((RESULTS / subfolder / "results.json").read_text())
@@ -68,7 +69,7 @@ def pages(tmp_path_factory):
     return by_page
 
 
-@pytest.mark.parametrize("name", ["long", "parts", "settings", "length", "sraven"])
+@pytest.mark.parametrize("name", PAGES)
 def test_committed_pages_follow_from_the_committed_runs(name, pages):
     """Scores, tests with their corrected p-values, and the table.  A run with another digest would be left out."""
     committed, redrawn = pages[name].committed, pages[name].redrawn
@@ -94,6 +95,27 @@ def test_pictures_have_courses_equal_skill_baselines_and_the_papers_scores(pages
     (_, course, levels), _ = courses
     assert {len(values) for values in course["HYLA"].values()} == {3}  # of seeds 0 to 3
     assert set(levels) == set(long.RAVEN_BASELINES.values())
+
+
+def test_that_softmax_gains_nothing_is_a_claim_of_no_difference(pages):
+    verdicts = {verdict["claim"]: verdict["outcome"] for verdict in pages["long"].committed["verdicts"]}
+    assert verdicts["6. softmax gains nothing on unseen combinations after step 5,000"] == "no"
+    scores = pandas.DataFrame({("late", "softmax"): {seed: 0.001 * seed for seed in long.SEEDS}})
+    (verdict,) = long.verdicts(scores, long.TESTS)
+    assert verdict.outcome == "yes"
+
+
+def test_the_page_on_width_has_a_line_per_kind_and_a_point_per_width_that_was_trained(pages):
+    (((_, curves, _),), _) = pages["width"].pictures[0]
+    numbers = pages["width"].committed["numbers"]
+    assert list(curves) == ["HYLA", "Softmax", "Linear"]
+    for label, by_width in curves.items():
+        for width, values in by_width.items():
+            name = label if width == 2 else f"{label}, width {width}"
+            assert values == [
+                numbers[name]["unseen"][str(seed)] for seed in long.SEEDS if str(seed) in numbers[name]["unseen"]
+            ]
+        assert len(by_width[2]) == 5
 
 
 def test_models_without_a_common_seed_of_the_protocol_are_not_compared():
