@@ -206,8 +206,7 @@ def games() -> str:
 
 def language() -> str:
     scores = numbers("small/lm-bytes")
-    labels = {"softmax": "softmax", "dual": "softmax + relational", "hyla": "HYLA"}
-    labels |= {"mixture": "softmax + HYLA + relational", "linear": "linear"}
+    labels = {"softmax": "softmax", "dual": "softmax + relational", "hyla": "HYLA", "linear": "linear"}
     rows = []
     for model, label in labels.items():
         rows.append([label, f"{scores[model]['bits per byte, iid']['mean']:.3f}"])
