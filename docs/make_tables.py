@@ -128,8 +128,8 @@ def summary() -> str:
         [
             "disentangled, beside as many softmax heads",
             f"{games:+.2f} accuracy over five comparison games from 1,000 images; sorting",
-            "250 images: near chance in two games; order, SET, images: undecided; CoRelNet, for comparisons only, scores "
-            "higher; mathematics and language: not run",
+            "250 images: near chance in two games; order, SET, images: undecided; CoRelNet, for comparisons only, "
+            "scores higher; mathematics and language: not run",
         ],
     ]
     return markdown(["heads", "ahead of softmax heads", "not ahead, or not known"], rows)

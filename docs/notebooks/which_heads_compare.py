@@ -72,4 +72,5 @@ figure.colorbar(shown)
 grid[1].set(title="relation of head 1", xlabel="key")
 
 # %% [markdown]
-# Five seeds, all five games, and rivals: [results](../results/index.md#do-relational-and-disentangled-heads-compare-objects-better).
+# Five seeds, all five games, and rivals:
+# [results](../results/index.md#do-relational-and-disentangled-heads-compare-objects-better).
