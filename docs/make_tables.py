@@ -122,8 +122,8 @@ def summary() -> str:
         [
             "HYLA",
             f"{lead('')} R² on unseen combinations: fuzzy logic, heads of width 2",
-            f"width 8: {lead(', width 8')}, undecided; width 16: one seed; width 4: not run; Raven matrices: undecided; "
-            f"language: {bits['hyla']} bits per byte against {bits['softmax']}, one seed",
+            f"width 8: {lead(', width 8')}, undecided; width 16: one seed; width 4: not run; Raven matrices: "
+            f"undecided; language: {bits['hyla']} bits per byte against {bits['softmax']}, one seed",
         ],
         [
             "disentangled, beside as many softmax heads",
