@@ -1,7 +1,6 @@
 """Groups of our heads inside attention modules of other libraries: what all replacements share."""
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any, Unpack
 
 import torch
@@ -12,7 +11,6 @@ from polyhead.layers.call import no_script
 from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import compiled, is_own
 from polyhead.layers.heads.groups import build
-from polyhead.layers.heads.sizes import check_shared
 from polyhead.layers.symbols import build_symbols
 from polyhead.ops.readable import is_readable
 from polyhead.spec.table import NORMALISE, SOFTMAX_AXIS
@@ -24,7 +22,7 @@ LARGEST_HIDING = -9e3
 
 
 class Groups(nn.Module):
-    """Groups of heads, and the sources of their symbols."""
+    """Groups of heads without maps of their own, and the sources of their symbols."""
 
     __prepare_scriptable__ = no_script
 
@@ -47,14 +45,6 @@ class Groups(nn.Module):
                 raise ValueError(f"{layer}: Softmax must have no gate here; use ph.MultiHeadAttention")
             groups.append(build(mechanism, width, total, bias=bias, max_length=max_length, **placement))
         self.groups = nn.ModuleList(groups)
-        self.shared = [mechanism.share for mechanism in heads]
-        self.sizes = [group.sizes for group in groups]
-        check_shared(layer, heads, self.sizes)
-        edges = [0]
-        for size in self.sizes:
-            edges.append(edges[-1] + size.heads)
-        self.heads_of = list(pairwise(edges))  # the first head of each group, and that of the next one
-
         # Groups with equal sources read one module.
         self.symbols = nn.ModuleList()
         self.source_of: list[int | None] = []

@@ -99,12 +99,8 @@ class MultiHeadAttention(nn.Module):
             raise ValueError("MultiHeadAttention: network='sequence' reads all queries: give no causal and no window")
         self.shared = [mechanism.share for mechanism in heads]  # reads the queries and keys of the group before
 
-        # One map to all queries, keys and values, and one from the heads' outputs.
         self.widths = widths_of(self.sizes)
-        self.qkv = linear(dim, sum(self.widths), bias=bias, **placement)
-        output_width = sum(size.heads * size.value_dim for size in self.sizes)
-        self.out = nn.Linear(output_width, dim, bias=bias, **placement)
-
+        self._build_maps(sum(size.heads * size.value_dim for size in self.sizes), bias, placement)
         self._build_positions(positions, heads, placement)
 
         # Gates of outputs, by the index of their group.
@@ -133,6 +129,11 @@ class MultiHeadAttention(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.dim}, heads={self.total_heads}, causal={self.causal}"
+
+    def _build_maps(self, output_width: int, bias: bool, placement: Placement) -> None:
+        """One map to all queries, keys and values, and one from the heads' outputs."""
+        self.qkv = linear(self.dim, sum(self.widths), bias=bias, **placement)
+        self.out = nn.Linear(output_width, self.dim, bias=bias, **placement)
 
     def _build_positions(self, positions: Positions, heads: Sequence[config.Mechanism], placement: Placement) -> None:
         """Positions rotate queries and keys (`rotary`) or add a bias to the scores (`relative`)."""
@@ -209,27 +210,7 @@ class MultiHeadAttention(nn.Module):
             # Projections, then the heads, group by group.
             projections = project(self.qkv, self.sizes, x, context, senders=call.computes_keys)
             symbols_by_group = self._symbols(symbols, call)
-            calls: list[AttentionCall | None] = []  # None for a group that adds the tokens to a state
-            outputs: list[Tensor] = []
-            tensors: dict[str, Tensor] = {}
-            for i, group in enumerate(self.groups):
-                if self._keeps_state(i, call, needs_pairs):
-                    tensors = {}
-                    calls.append(None)
-                    outputs.append(self._step(i, projections[i], call))
-                else:
-                    tensors = self._op_tensors(i, projections[i], symbols_by_group[i], call, previous=tensors)
-                    op_call = limits.call(tensors, *self.heads_of[i])
-                    calls.append(op_call)
-                    output, gate = attended(group, op_call), self._gate(i, x)
-                    if gate is not None:
-                        output = output * gate
-                    outputs.append(output)
-
-            # The heads side by side, (b t h e) -> (b t h*e), and the map to the layer's output.
-            joint = [output.flatten(2) for output in outputs]
-            y = self.out(joint[0] if len(joint) == 1 else torch.cat(joint, dim=-1))
-
+            calls, outputs, y = self._attend(call, limits, projections, symbols_by_group, needs_pairs)
             if call.cache is not None:
                 call.cache.advance(call.t, call.max_cached)
             if taps is not None:
@@ -237,6 +218,36 @@ class MultiHeadAttention(nn.Module):
             if return_code:
                 return y, self._code(calls)
             return y
+
+    def _attend(
+        self,
+        call: LayerCall,
+        limits: LayerLimits,
+        projections: Sequence[Rows],
+        symbols_by_group: Sequence[Tensor | None],
+        needs_pairs: bool,
+    ) -> tuple[list[AttentionCall | None], list[Tensor], Tensor]:
+        """For each group its call (None if it adds the tokens to a state) and output (b t h e), and y (b t m)."""
+        calls: list[AttentionCall | None] = []
+        outputs: list[Tensor] = []
+        tensors: dict[str, Tensor] = {}
+        for i, group in enumerate(self.groups):
+            if self._keeps_state(i, call, needs_pairs):
+                tensors = {}
+                calls.append(None)
+                outputs.append(self._step(i, projections[i], call))
+            else:
+                tensors = self._op_tensors(i, projections[i], symbols_by_group[i], call, previous=tensors)
+                op_call = limits.call(tensors, *self.heads_of[i])
+                calls.append(op_call)
+                output, gate = attended(group, op_call), self._gate(i, call.x)
+                if gate is not None:
+                    output = output * gate
+                outputs.append(output)
+
+        # The heads side by side, (b t h e) -> (b t h*e), and the map to the layer's output.
+        joint = [output.flatten(2) for output in outputs]
+        return calls, outputs, self.out(joint[0] if len(joint) == 1 else torch.cat(joint, dim=-1))
 
     # ------------------------------------------------------------------------------------- masks, biases and dropout
     def _add_position_bias(self, bias: Tensor | None, call: LayerCall) -> Tensor | None:
@@ -438,6 +449,11 @@ class MultiHeadAttention(nn.Module):
                 codes.append(coder(group)(op_call))
         return torch.cat(codes, dim=1)
 
+    def _value_map(self) -> tuple[Tensor, Tensor | None]:
+        """The weight (rows m) of the values of all groups, and their bias."""
+        (weight, bias), first = affine(self.qkv), sum(self.widths[:2])
+        return weight[first:], None if bias is None else bias[first:]
+
     def _taps(
         self, call: LayerCall, calls: Sequence[AttentionCall | None], outputs: Sequence[Tensor], y: Tensor
     ) -> Taps:
@@ -446,9 +462,9 @@ class MultiHeadAttention(nn.Module):
         for i, (op_call, output) in enumerate(zip(calls, outputs, strict=True)):
             if op_call is None:
                 continue
-            w_value, b_value = value_weights(self.qkv, self.sizes, i)
+            w_value, b_value = value_weights(*self._value_map(), self.sizes, i)
             group = tapped(
-                self.groups[i], op_call, output, mask=replace(op_call, causal=False).visible(), causal=self.causal,
+                self.groups[i], op_call, output, mask=replace(op_call, causal=False).visible(), causal=op_call.causal,
                 scale=self.sizes[i].dim ** -0.5, w_value=w_value, b_value=b_value,
                 w_out=out_weight(self.out, self.sizes, i), gate=self._gate(i, call.x),
             )  # fmt: skip

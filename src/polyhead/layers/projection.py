@@ -112,15 +112,14 @@ def cut(parts: Sequence[Tensor], sizes: Sequence[Sizes]) -> list[Rows]:
     return rows
 
 
-def value_weights(qkv: nn.Module, sizes: Sequence[Sizes], i: int) -> tuple[Tensor | None, Tensor | None]:
-    """The weight (g e m) and bias (g e) of the values of group `i`; None if `qkv` does not compute them."""
-    size, widths = sizes[i], widths_of(sizes)
+def value_weights(
+    weight: Tensor, bias: Tensor | None, sizes: Sequence[Sizes], i: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """The weight (g e m) and bias (g e) of the values of group `i`, from those of all groups; None for symbols."""
+    size, row = sizes[i], sum(other.widths[2] for other in sizes[:i])
     if "v" not in size.takes:
         return None, None
-    # Before these rows are all queries, all keys, and the values of the groups before.
-    row = widths[0] + widths[1] + sum(other.widths[2] for other in sizes[:i])
     rows, shape = slice(row, row + size.widths[2]), (size.kv_heads, size.value_dim)
-    weight, bias = affine(qkv)
     if bias is not None:
         bias = bias[rows].unflatten(0, shape)
     return weight[rows].unflatten(0, shape), bias

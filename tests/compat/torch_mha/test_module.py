@@ -185,6 +185,17 @@ def call(**options):
     polyhead_attention(batch_first=True)(**{**qkv, **options})
 
 
+class Itself(nn.Module):
+    """Self-attention as a model of one input."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x):
+        return self.attention(x, x, x)[0]
+
+
 def capture_once(model):
     try:
         capture(model, torch.zeros(2, 3, 12))
@@ -193,27 +204,33 @@ def capture_once(model):
 
 
 MISTAKES = {
-    "keys must be made of the inputs but add_bias_kv=True came": lambda: polyhead_attention(add_bias_kv=True),
-    "Abstractor needs kdim, vdim = 12 but 7, 12 came": lambda: polyhead_attention(
-        kdim=7, heads=[ph.Softmax(2), ph.Abstractor(2)]
-    ),
-    "query must be (b t m) = (2, 5, 12) but is (2, 5, 11)": lambda: call(query=torch.zeros(2, 5, 11)),
-    "attn_mask must be boolean or floating but is torch.int64": lambda: call(attn_mask=torch.zeros(5, 5).long()),
-    "attn_mask must be one of ((5, 5), (8, 5, 5)) but is (2, 5, 5)": lambda: call(attn_mask=torch.zeros(2, 5, 5)),
+    "keys must be made of the inputs but add_bias_kv or add_zero_attn": lambda: polyhead_attention(add_bias_kv=True),
+    "num_heads = 4 but heads have 2": lambda: polyhead_attention(heads=ph.Hyla(2)),
+    "m = 12 but x (b t m) = (2, 5, 11)": lambda: call(query=torch.zeros(2, 5, 11)),
     "is_causal says what attn_mask is, but attn_mask is None": lambda: call(is_causal=True),
-    "Sequential has no nn.MultiheadAttention left (1 are replaced)": lambda: replace(
-        nn.Sequential(polyhead_attention()), ph.Hyla(4)
+    "Sequential holds no nn.MultiheadAttention": lambda: replace(nn.Sequential(polyhead_attention()), ph.Hyla(4)),
+    "drop_in takes one itself": lambda: replace(torch_attention()),
+    "must be as PyTorch makes it, without hooks and wrappers, but a OwnAttention": lambda: replace(
+        nn.Sequential(OwnAttention(12, 4))
     ),
-    "the model is an nn.MultiheadAttention itself: use drop_in": lambda: replace(torch_attention()),
-    "was wanted but its subclass OwnAttention came": lambda: replace(nn.Sequential(OwnAttention(12, 4))),
     "but 3, 3 and kv_heads 2 came": lambda: drop_in(torch_attention(), ph.Hyla(4, kv_heads=2)),
-    "keys that its inputs make but has add_bias_kv=True": lambda: capture_once(
-        nn.Sequential(torch_attention(add_bias_kv=True))
-    ),
-    "capture: OwnAttention must run nn.MultiheadAttention.forward but OwnAttention has its own": lambda: capture_once(
-        OwnAttention(12, 4)
-    ),
+    "keys must be made of the inputs": lambda: capture_once(Itself(torch_attention(add_bias_kv=True))),
+    "capture: nn.MultiheadAttention was wanted but a OwnAttention came": lambda: capture_once(OwnAttention(12, 4)),
 }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attn_mask": torch.ones(5, 5).long()},
+        {"attn_mask": torch.zeros(2, 5, 5)},
+        {"key_padding_mask": torch.ones(5, 2)},
+    ],
+    ids=["whole numbers", "a mask per sequence", "a transposed mask"],
+)
+def test_masks_of_other_kinds_are_errors_of_pytorch(options):
+    with pytest.raises((TypeError, RuntimeError)):
+        call(**options)
 
 
 @pytest.mark.parametrize("line", MISTAKES)

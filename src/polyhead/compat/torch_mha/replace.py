@@ -1,11 +1,13 @@
 """Replace every `nn.MultiheadAttention` of a model by ours; weights are kept."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from polyhead.compat.heads import Heads, is_plain
-from polyhead.compat.torch_mha.module import MultiheadAttention, projections
-from polyhead.layers.heads.symbolic import SymbolGroup
+from polyhead.compat.torch_mha.module import MAPS, MultiheadAttention, projections
+from polyhead.layers.device import Device
 
 OUTPUT_CLASS = type(nn.MultiheadAttention(1, 1).out_proj)
 
@@ -24,18 +26,11 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     subclass (it may compute something else), a module with hooks or wrappers (PEFT, a parametrised output: they would
     be lost), and a model without such a module.
     """
-    modules = [module for module in model.modules() if isinstance(module, nn.MultiheadAttention)]
-    if model in modules:
-        raise ValueError("replace: the model is an nn.MultiheadAttention itself: use drop_in")
+    modules = [
+        module for module in model.modules() if isinstance(module, nn.MultiheadAttention) and module is not model
+    ]
     if not modules:
-        replaced = sum(isinstance(module, MultiheadAttention) for module in model.modules())
-        raise ValueError(f"replace: {type(model).__name__} has no nn.MultiheadAttention left ({replaced} are replaced)")
-    for parent in model.modules():
-        if isinstance(getattr(parent, "base_layer", None), nn.MultiheadAttention):  # PEFT reads its weights by name
-            raise ValueError(
-                f"replace: nn.MultiheadAttention was wanted but a {type(parent).__name__} of PEFT holds it"
-            )
-
+        raise ValueError(f"replace: {type(model).__name__} holds no nn.MultiheadAttention; drop_in takes one itself")
     # All are built before any is put in, so an error changes nothing.
     replacements = {module: drop_in(module, heads, max_length=max_length) for module in modules}
     for parent in list(model.modules()):
@@ -48,23 +43,26 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     return len(modules)
 
 
-@torch.no_grad()
 def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> MultiheadAttention:
     """Return our module with the weights of PyTorch's; both share the parameters and can be used side by side.
 
     Raises ValueError as `replace` does.
     """
-    if type(old) is not nn.MultiheadAttention:
-        name = type(old).__name__
-        if isinstance(old, nn.MultiheadAttention):
-            name = f"its subclass {name}"
-        raise ValueError(f"replace: nn.MultiheadAttention was wanted but {name} came")
-    output = old.out_proj
-    if not is_plain(old) or type(output) is not OUTPUT_CLASS or output._forward_pre_hooks:
+    output: Any = getattr(old, "out_proj", None)
+    if type(old) is not nn.MultiheadAttention or type(output) is not OUTPUT_CLASS or not is_plain(old):
         raise ValueError(
             "replace: nn.MultiheadAttention must be as PyTorch makes it, without hooks and wrappers, "
-            f"got one with a {type(output).__name__}"
+            f"but a {type(old).__name__} with a {type(output).__name__} came"
         )
+    return around(old, heads, device=output.weight.device, max_length=max_length)
+
+
+@torch.no_grad()
+def around(old: Any, heads: Heads, *, device: Device, max_length: int = 512) -> MultiheadAttention:
+    """Our module over the tensors of PyTorch's, which need not be parameters; what our heads add is on `device`.
+
+    It has no rows of values for relational heads: their symbols are mapped by the rows that mapped these values.
+    """
     new = MultiheadAttention(
         old.embed_dim,
         old.num_heads,
@@ -75,46 +73,34 @@ def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> Mu
         kdim=old.kdim,
         vdim=old.vdim,
         batch_first=old.batch_first,
-        device=output.weight.device,
-        dtype=output.weight.dtype,
+        device=device,
+        dtype=old.out_proj.weight.dtype,
         heads=heads,
         max_length=max_length,
     ).train(old.training)
-    width = old.head_dim
-    for size in new.sizes:
+    new.out_proj = old.out_proj
+    # The rows of queries, keys and those values that are read; symbols are mapped by the rows of the others.
+    rows, width = [slice(2 * old.embed_dim)], old.head_dim
+    weights, biases = projections(old, old.embed_dim)
+    groups: Any = new.groups
+    for group, size, (first, last) in zip(groups, new.sizes, new.heads_of, strict=True):
         if (size.dim, size.value_dim, size.kv_heads) != (width, width, size.heads) or not {"q", "k"} <= set(size.takes):
             raise ValueError(
                 f"replace: heads must have dim, value_dim = {width} and keys of their own "
                 f"but {size.dim}, {size.value_dim} and kv_heads {size.kv_heads} came"
             )
-    _share_weights(new, old)
-    return new
-
-
-def _share_weights(new: MultiheadAttention, old: nn.MultiheadAttention) -> None:
-    """Give `new` the parameters of `old`, without the rows of values that relational heads do not read."""
-    new.out_proj.weight, new.out_proj.bias = old.out_proj.weight, old.out_proj.bias
-    is_read = [torch.ones(2 * old.embed_dim, dtype=torch.bool, device="cpu")]
-    for size in new.sizes:
-        is_read.append(torch.full((size.heads * old.head_dim,), "v" in size.takes, device="cpu"))
-    rows = torch.cat(is_read)
-    for name in ("in_proj_weight", "in_proj_bias", "q_proj_weight", "k_proj_weight", "v_proj_weight"):
-        parameter = getattr(old, name)
-        if parameter is not None and not rows.all():
-            indices = rows.nonzero()[:, 0].to(parameter.device)
-            parameter = nn.Parameter(parameter[indices], requires_grad=parameter.requires_grad)
-        setattr(new, name, parameter)
-
-    # Symbols are mapped by the rows that mapped the values of these heads.
-    weights, biases = projections(old, old.embed_dim)
-    value_weight, value_bias = weights[2], biases[2]
-    for group, (first, last) in zip(new.groups, new.heads_of, strict=True):
-        if not isinstance(group, SymbolGroup):
-            continue
-        value_rows = slice(first * old.head_dim, last * old.head_dim)
-        if group.symbol_dim == value_weight.shape[1]:
-            group.value.weight.copy_(value_weight[value_rows])
-            if group.value.bias is not None and value_bias is not None:
-                group.value.bias.copy_(value_bias[value_rows])
+        if "v" in size.takes:
+            rows.append(slice((2 * old.num_heads + first) * width, (2 * old.num_heads + last) * width))
+        elif group.symbol_dim == old.vdim:
+            group.value.weight.copy_(weights[2][first * width : last * width])
+            if biases[2] is not None:
+                group.value.bias.copy_(biases[2][first * width : last * width])
         if hasattr(group, "reset_parameters"):
-            group.reset_parameters()  # type: ignore[operator]
+            group.reset_parameters()
+    for name in MAPS:
+        tensor = getattr(old, name)
+        if tensor is not None and not all("v" in size.takes for size in new.sizes):
+            tensor = nn.Parameter(torch.cat([tensor[part] for part in rows]), requires_grad=tensor.requires_grad)
+        delattr(new, name)
+        setattr(new, name, tensor)
+    return new
