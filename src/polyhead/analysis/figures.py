@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 
 from polyhead.analysis.canvas import FAINT, INK, one_panel, panel_grid, plain, save
 from polyhead.analysis.labels import mechanism_label
+from polyhead.tasks.base import SPLIT_NAMES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,7 +91,7 @@ def results(
     errors: Mapping[str, float] | None = None,
     baselines: Mapping[str, float] | None = None,
     printed: Mapping[str, tuple[float, float, int]] | None = None,
-    score: str = "R² on unseen combinations",
+    score: str = f"R² on {SPLIT_NAMES['compositional']}",
     lower_is_better: bool = False,
 ) -> "Figure":
     """One row per mechanism, best first: a dot per seed, and the mean.  Baselines and ceiling are vertical lines.

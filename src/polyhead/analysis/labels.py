@@ -70,7 +70,7 @@ def unreadable(task: Task) -> str:
     if task.source is not None or isinstance(task.ends[1], Classes):
         return f"{name} has no token that stands for what is asked"
     if "compositional" not in task.splits:
-        return f"{name} has no split of unseen combinations (compositional), only {', '.join(task.splits)}"
+        return f"{name} has no split compositional, only {', '.join(task.splits)}"
     return ""
 
 

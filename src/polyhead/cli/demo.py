@@ -26,8 +26,7 @@ RACE = """\
 Each network trains on 1,000 pictures of one family of shapes. The score is accuracy on new shapes."""
 FUZZY = """\
 2 of 2, half a minute. Fuzzy logic: find a function in 31 examples and apply it. The networks were trained before, for
-50,000 steps. They are scored now on functions whose two parts they know. Five divisions of the functions into known and
-unseen combinations."""
+50,000 steps. They are scored now on functions whose two parts they know. Five divisions: each holds out other pairs."""
 NO_MODELS = "2 of 2 is left out: it needs the folder models/ of the repository"
 
 
@@ -165,6 +164,6 @@ def print_scores(curves: dict[str, dict[str, "Curve"]], scores: "Scores") -> Non
     by_label: dict[str, dict[str, str | float]] = {}
     for (label, split), values in scores.items():
         row = by_label.setdefault(label, {"heads or baseline": label})
-        row[demo.SPLITS[split]] = fmean(values)
+        row[demo.FUZZY.split_name(split)] = fmean(values)
     if by_label:
         write_table("fuzzy logic: R², mean of five divisions", list(by_label.values()))

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from polyhead.analysis.labels import mechanism_label
 from polyhead.config import Disentangled, Relational, Rotary, Softmax, TransformerConfig
 from polyhead.models.transformer import Transformer
 from polyhead.pages.document import figure_as_svg, render
-from polyhead.tasks import RelationalGames
+from polyhead.tasks import FuzzyLogic, RelationalGames
 from polyhead.train.evaluation import evaluate
 from polyhead.train.store import shipped
 from polyhead.train.store.checkpoint import load_model
@@ -30,10 +31,11 @@ RACERS = ("softmax", "softmax, rotary positions", "softmax + relational", "softm
 RACE_STEPS, RACE_EVERY = 600, 25
 GUESSING = 0.5
 
-SPLITS = {"iid": "known combinations", "compositional": "unseen combinations"}
-KINDS = {"hyla": "HYLA", "softmax": "softmax", "linear": "linear"}
+FUZZY = FuzzyLogic()  # names the splits and baselines
+SPLITS = ("iid", "compositional")
 SPLIT_SEEDS = (1, 2, 3, 4, 5)
-BASELINES = {"mix": "mixture of training functions", "gaussian_process": "Gaussian process"}
+KINDS = {kind: mechanism_label(kind) for kind in ("hyla", "softmax", "linear")}
+BASELINES = {name: FUZZY.words.baselines[name].label for name in ("mix", "gaussian_process")}
 
 # Colour and marker of a racer.
 STYLES = {
@@ -45,7 +47,7 @@ STYLES = {
 
 # (step, accuracy on new shapes), in the order of training.
 Curve = list[tuple[int, float]]
-# Kind of heads or baseline, split of fuzzy logic -> R² for each division into known and unseen combinations.
+# Kind of heads or baseline, split of fuzzy logic -> R² for each division of the functions.
 Scores = dict[tuple[str, str], list[float]]
 
 
@@ -76,7 +78,7 @@ def race(racer: str, seed: int, steps: int = RACE_STEPS) -> Iterator[tuple[int, 
 
 
 def fuzzy_scores(report: Callable[[str, int], None]) -> Scores:
-    """R² of the trained models and of two baselines on known and unseen combinations, computed now.
+    """R² of the trained models and of two baselines on both splits, computed now.
 
     `report(name, number)` is called before each of the models.  Raises ValueError if the folder `models/` of the
     repository is not here.
@@ -127,7 +129,7 @@ def draw_race(curves: dict[str, dict[str, Curve]]) -> "Figure":
 
 
 def draw_scores(scores: Scores) -> "Figure":
-    """R² on unseen combinations: a dot for each division of each kind of heads, and two baselines."""
+    """R² on the compositional split: a dot for each division of each kind of heads, and two baselines."""
     from polyhead.analysis import figures
 
     measured = {}
@@ -137,7 +139,7 @@ def draw_scores(scores: Scores) -> "Figure":
             measured[label] = values
         elif split == "compositional":
             baselines[label] = fmean(values)
-    return figures.results(measured, baselines=baselines, score="R² on unseen combinations")
+    return figures.results(measured, baselines=baselines, score=f"R² on {FUZZY.split_name('compositional')}")
 
 
 def page(curves: dict[str, dict[str, Curve]], scores: Scores) -> str:
@@ -160,5 +162,5 @@ def page(curves: dict[str, dict[str, Curve]], scores: Scores) -> str:
         )
         values["scores"] = figure_as_svg(draw_scores(scores), caption, "scores")
         for (label, split), numbers in scores.items():
-            values["score_rows"].append([label, SPLITS[split], f"{fmean(numbers):.3f}"])
+            values["score_rows"].append([label, FUZZY.split_name(split), f"{fmean(numbers):.3f}"])
     return render("papers/demo.html", values, title="polyhead demo", style="report/report.css").text

@@ -231,6 +231,10 @@ class Study:
                 failures.append(outcome)
         return cls(figure, paper, scale, folder, tuple(points), tuple(failures))
 
+    def split_name(self, split: str) -> str:
+        """The name of a split, from the task of the first run."""
+        return self.points[0].run.task.split_name(split)
+
     def searched(self, *axes: str, task: str | None = None) -> dict[tuple[Any, ...], dict[Setting, list[FinishedRun]]]:
         """Return the runs by coordinates on `axes` and by setting, in the order of the runs; `task`: only of this."""
         runs: dict[tuple[Any, ...], dict[Setting, list[FinishedRun]]] = {}

@@ -116,7 +116,8 @@ def code_sections(analyses: Sequence[Analysis], draft: Draft) -> list[Section]:
     """All sections on latent codes that the checkpoints allow."""
     if not analyses:
         return []
-    part = analyses[0].group.task.words.part
+    task = analyses[0].group.task
+    part, unseen = task.words.part, task.split_name("compositional")
     # Of several seeds the first one is drawn.
     firsts: dict[str, Analysis] = {}
     for analysis in analyses:
@@ -125,7 +126,7 @@ def code_sections(analyses: Sequence[Analysis], draft: Draft) -> list[Section]:
         "probes",
         f"Can the {part}s be read off the latent code?",
         f"A logistic regression reads each {part} off the latent code of the last token. It is fitted on {PROBED:,} "
-        f"sequences of training tasks and scored on {PROBED:,} of unseen combinations.",
+        f"sequences of training tasks and scored on {PROBED:,} of {unseen}.",
         note="fixed: all sequences share one query; alone: one context; varies: every sequence has its own. "
         "Chance is the score of the same regression, fitted on permuted labels.",
     )
@@ -134,8 +135,8 @@ def code_sections(analyses: Sequence[Analysis], draft: Draft) -> list[Section]:
     if any(analysis.swaps for analysis in analyses):
         sections.append(_swaps_section(analyses))
     explanation = (
-        f"Each point is the code of the last token attending to itself, in one of {POINTS:,} sequences of unseen "
-        f"combinations. Clusters that follow the {part} rather than the target mean that the code says what to compute."
+        f"Each point is the code of the last token attending to itself, in one of {POINTS:,} sequences of {unseen}. "
+        f"Clusters that follow the {part} rather than the target mean that the code says what to compute."
     )
     sections.append(Section("maps", "Maps of the latent code", explanation))
     sections[-1].details = map_details(firsts.values(), draft)
@@ -175,12 +176,13 @@ def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], dr
     """The fall of the score without each head: a matrix per mechanism, and a table of whole layers."""
     import pandas
 
-    metric = metric_name(analyses[0].group.task)
+    task = analyses[0].group.task
+    metric = metric_name(task)
     section = Section(
         "heads",
         "How much does each head matter?",
         f"The fall of {metric} when the latent code of a head is zeroed. The model is not retrained. "
-        f"{ZEROED:,} sequences of unseen combinations.",
+        f"{ZEROED:,} sequences of {task.split_name('compositional')}.",
     )
 
     # Name of a row -> mechanism -> seed -> number, and the error of a single run over its sequences.
@@ -222,12 +224,13 @@ def _swaps_section(analyses: Sequence[Analysis]) -> Section:
     The test: against the donor's function, the score with the donor's code is above that with a third sequence's;
     one-sided t over networks.
     """
-    metric = metric_name(analyses[0].group.task)
+    task = analyses[0].group.task
+    metric, unseen = metric_name(task), task.split_name("compositional")
     section = Section(
         "swaps",
         "Does the output follow the latent code?",
         "Two sequences have the same inputs and different functions. In the last layer the latent code of the query is "
-        f"replaced; {metric} is against the donor's function. {PAIRS:,} pairs of unseen combinations.",
+        f"replaced; {metric} is against the donor's function. {PAIRS:,} pairs of {unseen}.",
         note=OPEN_TEST,
     )
     scores: dict[str, dict[str, dict[int, float]]] = {}  # code -> mechanism -> seed -> score

@@ -75,7 +75,8 @@ def maps(study: Study, colours: tuple[str, ...], *, layers: str = "last") -> Fig
     count = MAP.get(study.scale, 800)
     pictures = []
     for model, (first, *_) in selected(study).items():
-        caption = f"{label(model)}: t-SNE of {count} codes on unseen combinations, seed {first.run.seed}."
+        unseen = study.split_name("compositional")
+        caption = f"{label(model)}: t-SNE of {count} codes on {unseen}, seed {first.run.seed}."
         pictures.append(Picture(f"{study.figure}-{model}", caption, draw_map(first, count, colours, layers)))
     outcome = purity_of_neighbours(study) if "rule" in colours else FigureOutcome()
     return replace(outcome, pictures=pictures)

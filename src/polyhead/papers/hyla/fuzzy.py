@@ -137,7 +137,7 @@ def draw_a3(study: Study) -> FigureOutcome:
     """Draw Fig. A3.  A: compositional, B: training tasks, C: novel terms, D: training error."""
     cells = study.cells("length", "held out", "model")
     captions = {
-        "compositional": f"A: R² on unseen combinations. {TRAINING}",
+        "compositional": f"A: R² on {study.split_name('compositional')}. {TRAINING}",
         "iid": f"B: R² on training tasks. {TRAINING}",
         "novel": f"C: R² on unknown terms. {TRAINING} Baselines below 0 everywhere in a panel are left out.",
         TRAINING_LOSS: "D: mean squared error on training batches, the last logged ones.",

@@ -94,9 +94,10 @@ def draw(study: Study) -> FigureOutcome:
     subject = "the terms of the function"
     probe_verdicts = decodable(subject, tested[TRAINED], tested[PERMUTED])
     probe_verdicts += learned(subject, tested[TRAINED], tested[UNTRAINED])
+    unseen = study.split_name("compositional")
     notes = [
-        f"Swaps: the last layer, {PAIRS:,} pairs of unseen combinations a run, two sequences with the same inputs and "
-        "different functions. Probes: macro F1 on unseen combinations, last layer, one context for all sequences as in "
+        f"Swaps: the last layer, {PAIRS:,} pairs of {unseen} a run, two sequences with the same inputs and "
+        f"different functions. Probes: macro F1 on {unseen}, last layer, one context for all sequences as in "
         "the paper's Fig. 2B.",
         "The tests are those of docs/results/protocol.md: the swap for HYLA, the probes for HYLA and softmax.",
     ]

@@ -102,7 +102,7 @@ def probes(study: Study, subject: str, targets: tuple[str, ...]) -> FigureOutcom
     )
     figure = figures.lines(panels_of(scores), x_label="layer", y_label="macro F1", limits=(0.0, None))
     size = FIT.get(study.scale, 2048)
-    note = f"Fitted on {size} sequences of training tasks, scored on as many of unseen combinations."
+    note = f"Fitted on {size} sequences of training tasks, scored on as many of {study.split_name('compositional')}."
     return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, [note], numbers)
 
 

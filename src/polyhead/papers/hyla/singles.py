@@ -16,7 +16,7 @@ from polyhead.tasks import Sraven
 # The scales of single runs of fuzzy logic; `original`: as `paper`, with the details of the paper's code.
 LONG = ("short", "paper", "original")
 SPLITS = ("iid", "compositional", "novel")
-WORDS = {"softmax": "Softmax attention", "linear": "Linear attention", "hyla": "HYLA"}
+MODELS = ("softmax", "linear", "hyla")
 
 
 def fuzzy(row: str) -> Callable[..., Run]:
@@ -25,7 +25,7 @@ def fuzzy(row: str) -> Callable[..., Run]:
     def recipe(scale: str = "short") -> Run:
         return fuzzy_run(row, scale)
 
-    recipe.__doc__ = f"""{WORDS[row]} on fuzzy logic: the network of Table A1, a shorter training.
+    recipe.__doc__ = f"""{ROWS[row].label} on fuzzy logic: the network of Table A1, a shorter training.
 
     polyhead train fuzzy-{row}: 15,000 steps.  --scale paper: 50,000 steps; its compositional R² in the paper:
     {ROWS[row].printed("fuzzy")}.
@@ -65,7 +65,7 @@ def sraven(row: str) -> Callable[[], Run]:
         run = make(Sraven(), row, SRAVEN["paper"], Setting(1e-3, 0.1, 1000), 0)
         return replace(run, name=f"sraven-{row}", threads=None)
 
-    recipe.__doc__ = f"""{WORDS[row]} on SRAVEN: four layers, 20 M instances, as in Table A1.
+    recipe.__doc__ = f"""{ROWS[row].label} on SRAVEN: four layers, 20 M instances, as in Table A1.
 
     polyhead train sraven-{row}.  156,250 steps.  Its compositional accuracy in the paper: {ROWS[row].printed("sraven")}
     (Bayes-optimal: 0.92).

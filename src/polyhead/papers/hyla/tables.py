@@ -94,13 +94,13 @@ def draw_a1(study: Study) -> FigureOutcome:
         cells = cells.reindex([model for model in models if model in cells])
         runs = outcome.runs_of(cells)
         scores = outcome.scores_of(cells, "compositional")
-        column = f"{name}, {metric}"
+        column, unseen = f"{name}, {metric}", runs[0].task.split_name("compositional")
         figure = figures.results(
             {label(model): estimate.by_seed for model, estimate in scores.items()},
             baselines=outcome.baseline_means(runs),
-            score=f"{metric} on unseen combinations",
+            score=f"{metric} on {unseen}",
         )
-        caption = f"{column} on unseen combinations: means, standard errors and seeds of the selected settings."
+        caption = f"{column} on {unseen}: means, standard errors and seeds of the selected settings."
         pictures.append(Picture(f"table-a1-{task}", caption, figure))
         verdicts += ablations(task, scores)
 
