@@ -215,7 +215,7 @@ MISTAKES = {
     ),
     "but 3, 3 and kv_heads 2 came": lambda: drop_in(torch_attention(), ph.Hyla(4, kv_heads=2)),
     "keys must be made of the inputs": lambda: capture_once(Itself(torch_attention(add_bias_kv=True))),
-    "capture: nn.MultiheadAttention was wanted but a OwnAttention came": lambda: capture_once(OwnAttention(12, 4)),
+    "a OwnAttention computes something of its own": lambda: capture_once(Itself(OwnAttention(12, 4))),
 }
 
 

@@ -85,7 +85,7 @@ class MultiheadAttention(MultiHeadAttention):
         self._qkv_same_embed_dim = False
         # torch.fx, and feature extractors built on it, do not trace into modules of torch.nn, nor into this one.
         self.__module__ = nn.MultiheadAttention.__module__
-        self.record: Callable[[Taps], None] | None = None  # gets the taps of every call, see `capture`
+        self.record: Callable[[Taps], None] | None = None  # gets the taps of each call, for `capture`
 
     def _build_maps(self, output_width: int, bias: bool, placement: Placement) -> None:
         """Create and initialise the projections in PyTorch's order, so that a seed gives the same weights."""
@@ -131,8 +131,11 @@ class MultiheadAttention(MultiHeadAttention):
         """
         # Equal inputs stay one tensor.
         x = self._batch_first(query)
-        keys = x if key is query else self._batch_first(key)
-        values = keys if value is key else self._batch_first(value)
+        keys = values = x
+        if key is not query:
+            keys = values = self._batch_first(key)
+        if value is not key:
+            values = self._batch_first(value)
         call = call_of(self, x, None if keys is x else keys, positions=None, first=None, cu_seqlens=None, cache=None)
 
         # PyTorch believes the hint only where it returns no weights, and aligns differently if t != s.
@@ -200,10 +203,9 @@ def _our_polarity(mask: Tensor) -> Tensor:
 
 def projections(module: Any, widths: int | list[int]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
     """Return the weights and the biases of queries, keys and values, of PyTorch's module or of ours."""
-    if module.in_proj_weight is None:
-        weights: Sequence[Tensor] = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-    else:
+    weights, biases = [getattr(module, name) for name in MAPS[:3]], (None, None, None)
+    if module.in_proj_weight is not None:
         weights = module.in_proj_weight.split(widths)
-    if module.in_proj_bias is None:
-        return weights, (None, None, None)
-    return weights, module.in_proj_bias.split(widths)
+    if module.in_proj_bias is not None:
+        biases = module.in_proj_bias.split(widths)
+    return weights, biases

@@ -26,13 +26,13 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     subclass (it may compute something else), a module with hooks or wrappers (PEFT, a parametrised output: they would
     be lost), and a model without such a module.
     """
-    modules = [
-        module for module in model.modules() if isinstance(module, nn.MultiheadAttention) and module is not model
-    ]
-    if not modules:
-        raise ValueError(f"replace: {type(model).__name__} holds no nn.MultiheadAttention; drop_in takes one itself")
     # All are built before any is put in, so an error changes nothing.
-    replacements = {module: drop_in(module, heads, max_length=max_length) for module in modules}
+    replacements: dict[nn.Module, nn.Module] = {}
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention) and module is not model:
+            replacements[module] = drop_in(module, heads, max_length=max_length)
+    if not replacements:
+        raise ValueError(f"replace: {type(model).__name__} holds no nn.MultiheadAttention; drop_in takes one itself")
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if child in replacements:
@@ -40,7 +40,7 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
         # Nested tensors exist for the fused kernel, which would not call our module.
         if isinstance(parent, nn.TransformerEncoder):
             parent.use_nested_tensor = False
-    return len(modules)
+    return len(replacements)
 
 
 def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> MultiheadAttention:
@@ -62,7 +62,10 @@ def around(old: Any, heads: Heads, *, device: Device, max_length: int = 512) -> 
     """Our module over the tensors of PyTorch's, which need not be parameters; what our heads add is on `device`.
 
     It has no rows of values for relational heads: their symbols are mapped by the rows that mapped these values.
+    Raises ValueError for a subclass with a `forward` of its own, and for heads that do not fit.
     """
+    if type(old).forward is not nn.MultiheadAttention.forward:
+        raise ValueError(f"nn.MultiheadAttention was wanted but a {type(old).__name__} computes something of its own")
     new = MultiheadAttention(
         old.embed_dim,
         old.num_heads,

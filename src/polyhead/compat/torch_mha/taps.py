@@ -6,6 +6,7 @@
 Each call is repeated by our drop-in over the module's tensors.  A model can be read before and after `replace`.
 """
 
+import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,33 +36,27 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     """
     taps: list[Taps] = []
 
-    def record(name: str, layer_taps: Taps) -> None:
-        groups = tuple(map(_detached, layer_taps.groups))
-        taps.append(replace(_detached(layer_taps), groups=groups, name=name))
-
-    def repeat(name: str, module: nn.Module, args: tuple, kwargs: dict[str, Any], result: object) -> None:
-        twin = around(module, None, device="meta")
-        twin.record = partial(record, name)
-        twin(*args, **kwargs)
+    def repeat(name: str, module: Any, args: tuple, kwargs: dict[str, Any], result: object) -> None:
+        if isinstance(module, MultiheadAttention):
+            twin = copy.copy(module)
+        else:
+            twin = around(module, None, device="meta")
+        twin.record = taps.append
+        twin.forward(*args, **kwargs)
+        last = taps.pop()
+        taps.append(replace(_detached(last), groups=tuple(map(_detached, last.groups)), name=name))
 
     was_fused = torch.backends.mha.get_fastpath_enabled()
-    ours, hooks = [], []
+    hooks = []
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         for name, module in model.named_modules():
-            if isinstance(module, MultiheadAttention):
-                ours.append(module)
-                module.record = partial(record, name)
-            elif isinstance(module, nn.MultiheadAttention):
-                if type(module).forward is not nn.MultiheadAttention.forward:
-                    raise ValueError(f"capture: nn.MultiheadAttention was wanted but a {type(module).__name__} came")
+            if isinstance(module, (nn.MultiheadAttention, MultiheadAttention)):
                 hooks.append(module.register_forward_hook(partial(repeat, name), with_kwargs=True))
         with looking(model):
             model(*inputs, **options)
     finally:
         torch.backends.mha.set_fastpath_enabled(was_fused)
-        for module in ours:
-            module.record = None
         for hook in hooks:
             hook.remove()
     if not taps:
