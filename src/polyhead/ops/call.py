@@ -11,6 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
+from polyhead.ops.readable import is_cheap_to_read
+from polyhead.spec.shapes import check_heads, check_packed, check_window
+
 Bias = Float[Tensor, "#b #h t s"] | Float[Tensor, "h t+s-1"]
 """Dense, or by offset: column j - i + t - 1 holds the bias of query i and key j."""
 
@@ -110,7 +113,7 @@ class AttentionCall:
     k_rel: Tensor | None = None
     relation_weight: Tensor | None = None
     act: str = "identity"  # of values or, in relational mechanisms, of relations
-    scale: float | Tensor | None = None  # a Tensor is refused (latent_code.check_scale)
+    scale: float | Tensor | None = None  # a Tensor is refused (check_scale)
     pool: str = ""  # in pooled heads: of keys
     softcap: float | None = None  # in softmax heads: scores x become softcap tanh(x / softcap) before the bias
     sinks: Tensor | None = None  # in softmax heads: the score (h) of a further key that every query sees, of value 0
@@ -173,3 +176,33 @@ class AttentionCall:
             if tensor is not None:
                 tensors[name] = tensor
         return tensors
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+def check_masks(function: str, masks: Masks, b: int, t: int, s: int) -> None:
+    """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are read in eager code on the CPU alone: a GPU
+    would have to be waited for."""
+    check_window(function, masks.window)
+    if masks.cu_seqlens is None:
+        return
+    if b != 1 or t != s:
+        raise ValueError(f"{function}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+    if is_cheap_to_read(masks.cu_seqlens):
+        check_packed(function, masks.cu_seqlens.tolist(), t)
+
+
+def check_scale(function: str, scale: object) -> None:
+    """Raise ValueError for a Tensor: native code and kernels take a number."""
+    if isinstance(scale, Tensor):
+        raise ValueError(f"{function}: scale must be a number but is a Tensor; multiply q by it")
+
+
+def check_same_kind(function: str, tensors: Mapping[str, Tensor]) -> None:
+    """Raise ValueError unless all tensors have one dtype and one device, and heads of some width."""
+    for attribute in ("dtype", "device"):
+        kinds = [getattr(x, attribute) for x in tensors.values()]
+        if any(kind != kinds[0] for kind in kinds):
+            *names, last = tensors
+            values = ", ".join(map(str, kinds))
+            raise ValueError(f"{function}: {', '.join(names)} and {last} must have one {attribute} but have {values}")
+    check_heads(function, {name: x.shape for name, x in tensors.items()})

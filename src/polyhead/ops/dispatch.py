@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall
-from polyhead.ops.latent_code import check_masks, check_same_kind, check_scale, code as latent_code_of, zero_masked
+from polyhead.ops.call import AttentionCall, check_masks, check_same_kind, check_scale
+from polyhead.ops.latent_code import code as latent_code_of, zero_masked
 from polyhead.ops.precision import cast_call, without_autocast
 from polyhead.spec import MechanismRow
 from polyhead.spec.shapes import check_window, one_of

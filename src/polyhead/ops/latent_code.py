@@ -11,7 +11,7 @@ architectures" (relations).  The softmax over heads is ours.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +19,11 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Mask, Masks, Packed
+from polyhead.ops.call import AttentionCall, Bias, Mask, Masks, Packed, check_masks, check_same_kind, check_scale
 from polyhead.ops.precision import casting
 from polyhead.ops.readable import is_cheap_to_read
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
-from polyhead.spec.shapes import check_heads, check_packed, check_window, one_of, shaped
+from polyhead.spec.shapes import one_of, shaped
 
 for _example in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
     einsum(_example, "one -> one")  # at a later first use einops would make torch.compile recompile
@@ -280,35 +280,6 @@ def retrieved_and_related(call: AttentionCall) -> list[Tensor]:
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
-def check_masks(function: str, masks: Masks, b: int, t: int, s: int) -> None:
-    """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are read in eager code on the CPU alone: a GPU
-    would have to be waited for."""
-    check_window(function, masks.window)
-    if masks.cu_seqlens is None:
-        return
-    if b != 1 or t != s:
-        raise ValueError(f"{function}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
-    if is_cheap_to_read(masks.cu_seqlens):
-        check_packed(function, masks.cu_seqlens.tolist(), t)
-
-
-def check_scale(function: str, scale: object) -> None:
-    """Raise ValueError for a Tensor: native code and kernels take a number."""
-    if isinstance(scale, Tensor):
-        raise ValueError(f"{function}: scale must be a number but is a Tensor; multiply q by it")
-
-
-def check_same_kind(function: str, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError unless all tensors have one dtype and one device, and heads of some width."""
-    for attribute in ("dtype", "device"):
-        kinds = [getattr(x, attribute) for x in tensors.values()]
-        if any(kind != kinds[0] for kind in kinds):
-            *names, last = tensors
-            values = ", ".join(map(str, kinds))
-            raise ValueError(f"{function}: {', '.join(names)} and {last} must have one {attribute} but have {values}")
-    check_heads(function, {name: x.shape for name, x in tensors.items()})
-
-
 def check_step(function: str, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
     """Raise ValueError unless the tensors of a step have one dtype and one device, and the state that of sums over
     such tokens."""

@@ -16,26 +16,20 @@ from polyhead.ops.relational.op import RELATIONAL, relational_attention
 from polyhead.ops.softmax.op import SOFTMAX, softmax_attention
 from polyhead.spec.shapes import one_of
 
-OPS: dict[str, Op] = {
-    "softmax": SOFTMAX,
-    "linear": LINEAR,
-    "hyla": HYLA,
-    "relational": RELATIONAL,
-    "disentangled": DISENTANGLED,
-    "abstractor": ABSTRACTOR,
-    "pooled": POOLED,
+_OPS: dict[str, tuple[Op, Callable[..., Tensor]]] = {
+    "softmax": (SOFTMAX, softmax_attention),
+    "linear": (LINEAR, linear_attention),
+    "hyla": (HYLA, hyla),
+    "relational": (RELATIONAL, relational_attention),
+    "disentangled": (DISENTANGLED, disentangled_attention),
+    "abstractor": (ABSTRACTOR, abstractor_attention),
+    "pooled": (POOLED, pooled_attention),
 }
+
+OPS = {name: op for name, (op, _) in _OPS.items()}
 """Op (the name of its folder) -> its implementations."""
 
-FUNCTIONS: dict[str, Callable[..., Tensor]] = {
-    "softmax": softmax_attention,
-    "linear": linear_attention,
-    "hyla": hyla,
-    "relational": relational_attention,
-    "disentangled": disentangled_attention,
-    "abstractor": abstractor_attention,
-    "pooled": pooled_attention,
-}
+FUNCTIONS = {name: function for name, (_, function) in _OPS.items()}
 """Op -> its public function."""
 
 IMPLS = {name: op.impls for name, op in OPS.items()}

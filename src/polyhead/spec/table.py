@@ -114,10 +114,10 @@ class MechanismRow:
     equation: str
     normalise: str
     tensors: dict[str, str]
-    parameters: dict[str, str]
     size: str
     work: str
     source: str
+    parameters: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
     optional: dict[str, str] = field(default_factory=dict)
     torch_only: tuple[str, ...] = ()
@@ -170,7 +170,6 @@ MECHANISMS = (
         equation="y_t = sum_h W_out_h sum_s a_hts v_sh,   a = softmax_s(q_th . k_sh / sqrt(d))",
         normalise="softmax",
         tensors=QKV,
-        parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + e)",
         source="Vaswani et al. 2017, eq. 1",
@@ -184,7 +183,6 @@ MECHANISMS = (
         normalise="identity",
         tensors=QKV,
         options={"normalise": "identity", "act": "identity"},
-        parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + 2 d e",
         source="Schug et al., eq. 3 without the softmax",
@@ -243,7 +241,6 @@ MECHANISMS = (
         normalise="softmax",
         tensors=_axes("q", "k", "symbols"),
         options={"act": "softmax"},
-        parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + e)",
         source="Altabaa et al. 2024",
@@ -256,7 +253,6 @@ MECHANISMS = (
         normalise="rms_heads",
         tensors=QKV,
         options={"normalise": "rms_heads", "act": "relu", "pool": "max", "network": "pair"},
-        parameters={},
         size="2 m (d + e)",
         work="2 m (d + e) + s (d + 2 e)",
         source="Schug et al., section 7, in words",

@@ -44,7 +44,7 @@ NATIVE = Kernel(
 HYLA = Op(
     row=mechanism("hyla"),
     reference=reference,
-    backends={"triton": TRITON, "native": NATIVE, "blocked": tiled("hyla", reference, prefers_tiles)},
+    backends={"native": NATIVE, "triton": TRITON, "blocked": tiled("hyla", reference, prefers_tiles)},
 )
 
 
