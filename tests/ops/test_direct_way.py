@@ -19,14 +19,13 @@ pytestmark = pytest.mark.skipif(not READY, reason="no compiler")
 
 
 def test_there_are_few_frames_and_files_of_ours_before_c():
-    """Files whose functions run before C++ gets the tensors, but for checks, which pass nothing on."""
+    """All files whose functions run before C++ gets the tensors, and the door."""
     tensors = torch.randn(3, 1, 64, 8, 8)
-    ops.hyla(*tensors, impl="native")  # what happens once is done
+    ops.hyla(*tensors)  # what happens once is done
     files, frames = {str(pathlib.Path(ROOT, "ops", "__init__.py"))}, []
 
     def record(frame, event, argument):
-        is_check = frame.f_code.co_name.startswith(("check_", "<"))
-        if event == "call" and frame.f_code.co_filename.startswith(ROOT) and not is_check:
+        if event == "call" and frame.f_code.co_filename.startswith(ROOT) and not frames:
             files.add(frame.f_code.co_filename)
         if frame.f_code is library.call.__code__ and not frames:
             stack = [caller for caller, _ in traceback.walk_stack(frame)]
@@ -34,7 +33,7 @@ def test_there_are_few_frames_and_files_of_ours_before_c():
 
     sys.setprofile(record)
     try:
-        ops.hyla(*tensors, impl="native")
+        ops.hyla(*tensors)
     finally:
         sys.setprofile(None)
     names = sorted(pathlib.Path(file).relative_to(ROOT).as_posix() for file in files)
