@@ -144,7 +144,7 @@ def test_several_sequences_in_one_row():
             with refusing(line):
                 model(ids, **options)
         short = torch.tensor([[0, 0, 1, 0, 0]])  # some of one token
-        assert place_tokens("", short, None, short, None).cu_seqlens.tolist() == [0, 1, 3, 4, 5]
+        assert place_tokens("", short, None, short, None)[2].tolist() == [0, 1, 3, 4, 5]
 
 
 def test_a_mask_that_contradicts_the_cache():

@@ -187,7 +187,7 @@ def test_symbols_are_never_mapped_by_the_codes_of_a_quantised_layer(kind):
         attention.v_proj = wrapped
     else:
         attention.v_proj.weight = nn.Parameter(attention.v_proj.weight.detach().to(kind), requires_grad=False)
-    with refusing("heads: symbols copy rows of v_proj, which must be a plain linear layer"):
+    with refusing("heads: v_proj must be a plain linear layer"):
         hf.swap_heads(model, None, MIXED["positions"])
     assert type(model) is transformers.LlamaForCausalLM
     assert not any(hasattr(layer.self_attn, "polyhead") for layer in model.model.layers)
@@ -215,34 +215,22 @@ def test_the_given_configuration_does_not_change():
     assert transformers.LlamaForCausalLM(config)(tokens()).logits.isfinite().all()
 
 
-def swap(*heads, layers=None, model=llama):
-    return lambda: hf.swap_heads(model(), layers, list(heads))
+def swap(*heads, model=llama):
+    return lambda: hf.swap_heads(model(), None, list(heads))
 
 
 def gpt():
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=24, n_layer=1, n_head=4, vocab_size=50))
 
 
-def of_other_layers():
-    config = hf.with_heads(llama(num_hidden_layers=2).config, ph.Hyla(4))
-    config.num_hidden_layers = 3
-    transformers.AutoModelForCausalLM.from_config(config)
-
-
 MISTAKES = {
-    "swap_heads: layers must be below 2 but are [-3]": swap(ph.Hyla(4), layers=-3),
-    "polyhead_heads: heads of 3 layers must be there but are of 2": of_other_layers,
-    "polyhead: LlamaAttention returns no attentions, so output_attentions must be False": lambda: swap(ph.Hyla(4))()(
-        tokens(1, 4), output_attentions=True
-    ),
-    "swap_heads: the model has 4 heads, so give 4, got 8": swap(ph.Hyla()),
-    "swap_heads: dim of Hyla must be 4 but is 6": swap(ph.Hyla(4, dim=6), model=lambda: llama(head_dim=4)),
-    "swap_heads: kv_heads of Softmax must be 2 but is 4": swap(ph.Softmax(4, kv_heads=4)),
-    "swap_heads: Relational must be a multiple of 2 heads, which share": swap(ph.Softmax(3), ph.Relational(1)),
-    "swap_heads: Hyla must read the model's own": swap(ph.Softmax(2), ph.Hyla(2, share=True)),
+    "heads: the model has 4 heads, so give 4, got 8": swap(ph.Hyla()),
+    "heads: dim of Hyla must be 4 but is 6": swap(ph.Hyla(4, dim=6), model=lambda: llama(head_dim=4)),
+    "heads: kv_heads of Softmax must be 2 but is 4": swap(ph.Softmax(4, kv_heads=4)),
+    "heads: Relational must be together with all heads that share its keys": swap(ph.Softmax(3), ph.Relational(1)),
+    "heads: Hyla must read the model's own": swap(ph.Softmax(2), ph.Hyla(2, share=True)),
     "Relational must have symbols of single tokens": swap(ph.Relational(4, symbols=ph.RelationalSymbols())),
-    "GPT2LMHeadModel must have q_proj, k_proj, v_proj and o_proj in each": swap(ph.Softmax(4), model=gpt),
-    "with_heads: give heads of each of the 2 layers, got 3": lambda: hf.with_heads(llama().config, [None] * 3),
+    "GPT2LMHeadModel must have q_proj, k_proj, v_proj and o_proj in layer 0": swap(ph.Softmax(4), model=gpt),
 }
 
 

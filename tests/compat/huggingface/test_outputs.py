@@ -91,10 +91,3 @@ def test_embeddings_in_place_of_tokens():
     for wrong in ({}, {"input_ids": ids, "inputs_embeds": rows}):
         with refusing("give input_ids (b t) or inputs_embeds (b t m)"):
             model(**wrong)
-
-
-# ----------------------------------------------------------------------------------------------------------- mistakes
-@pytest.mark.parametrize("kind", ["PolyheadModel", "PolyheadForCausalLM"])
-def test_models_that_cannot_be_made(kind):
-    with refusing(f"{kind}: the model must read Tokens, without an encoder, got Vectors(size=3"):
-        make(kind, inputs=ph.Vectors(3))

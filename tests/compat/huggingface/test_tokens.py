@@ -54,13 +54,6 @@ def test_the_tokens_are_those_of_the_codec(codec, tmp_path):
     assert tokenizer.decode([0, *codec.encode("Ā"), 0], skip_special_tokens=True) == "Ā"
 
 
-def test_other_codecs_are_one_clear_line():
-    parts = ("count", "digest", "end", "encode", "decode", "piece")
-    other = type("Sentences", (), {name: getattr(Bytes, name) for name in parts})()
-    with refusing("tokenizer_of: bytes or a tokenizer.json was wanted but a Sentences came: "):
-        tokenizer_of(other)
-
-
 # --------------------------------------------------------------------------------------------------------------- runs
 def language(folder, tokenizer):
     """Two steps of a small language model in `folder`/run."""

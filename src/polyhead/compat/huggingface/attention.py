@@ -1,10 +1,9 @@
 """The function that transformers' attention interface calls: our heads on queries, keys and values of its models.
 
-    attend(module, query, key, value, attention_mask, dropout=, scaling=, ...) -> (b t h e), None
+    attend(heads, module, query, key, value, attention_mask, scaling=, ...) -> (b t h e), None
 
-One function serves the names of `heads.NAMES` (one mechanism in all layers) and layers whose attention module has its
-own `Heads`.  Masks are those of SDPA; no mask in a causal module means the causal mask.  Heads are only called as a
-module, so that wrappers (PEFT, torch.compile, FSDP) work.
+Masks are those of SDPA; no mask in a causal module means the causal mask.  Heads are only called as a module, so that
+wrappers (PEFT, torch.compile, FSDP) work.
 
 Relational heads read more than q, k and v.  Their attention module is a subclass (`with_symbols`) that passes the
 stream to the heads.  In place of the cache it passes `RelationalInputs`, which puts symbols in place of values and
@@ -14,102 +13,81 @@ appends relation keys to the keys; so any cache of transformers stores them.
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polyhead import config
-from polyhead.compat.foreign import limits
+from polyhead import config as configs
+from polyhead.compat.foreign import check_mask, limits
 from polyhead.compat.heads import Groups, added
-from polyhead.compat.huggingface.base import CACHE_NAME
-from polyhead.compat.huggingface.taps import EAGER, REFUSED, flat, is_causal_without_mask, masks
+from polyhead.compat.huggingface.cache import CACHE_NAME
+from polyhead.compat.huggingface.calls import EAGER
 from polyhead.layers.call import LayerLimits, drawn_keep
-from polyhead.layers.device import Placement
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
+from polyhead.layers.heads.groups import build
 from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.layers.projection import by_offset
 from polyhead.ops.latent_code import at_least_float32, share
 
-Slices = tuple[slice, slice | None]
-"""For a group: its heads, and its keys and values; None if the group's heads cut through a set that shares keys."""
+REFUSED = ("sinks", "head_mask", "indices", "block_indices", "cache")
+"""Options of some models beside softmax(q k + bias) over the mask; "cache" is a paged one."""
+
+SOFTMAX = build(configs.Softmax(1), 1, 1)
+"""A group without parameters, for any number of heads."""
 
 FromStream = list[dict[str, Any]]
 """For each group, its tensors from the stream: "received" (by name), "k_rel" (b t r p), "values" (b t g e) or a table
 by offset (n g e), and "keys", the range of its keys.  Empty for heads that read only q, k and v."""
 
 
-@dataclasses.dataclass(frozen=True)
-class LayerSizes:
-    """The sizes of a layer of a foreign model: heads, groups of keys, `dim` per head, and the model width."""
-
-    width: int
-    heads: int
-    kv_heads: int
-    dim: int
-    max_length: int = 512
-    bias: bool = False
-
-
-def fitted(
-    caller: str, mechanisms: Sequence[config.Mechanism], sizes: LayerSizes
-) -> list[tuple[config.Mechanism, Slices]]:
-    """The mechanisms with the model's sizes, and which of the model's heads each of them replaces.
-
-    Raises ValueError if the numbers of heads differ, or if a mechanism needs more than the model's q, k and v.
-    """
-    total = sum(mechanism.heads for mechanism in mechanisms)
-    if total != sizes.heads:
-        raise ValueError(f"{caller}: the model has {sizes.heads} heads, so give {sizes.heads}, got {total}")
-    if sizes.heads % sizes.kv_heads:
-        raise ValueError(f"{caller}: {sizes.heads} heads cannot share {sizes.kv_heads} heads of keys and values")
-    # `num_sharing` query heads of the model read one head of keys.
-    num_sharing = sizes.heads // sizes.kv_heads
-    first, pairs = 0, []
-    for mechanism in mechanisms:
-        name, last = type(mechanism).__name__, first + mechanism.heads
-        # Groups keep the sharing of keys unless their heads cut through a set that shares keys.
-        is_whole = first % num_sharing == 0 and mechanism.heads % num_sharing == 0
-        kv_heads = mechanism.heads // num_sharing if is_whole else mechanism.heads
-        fields: dict[str, Any] = {"dim": sizes.dim, "value_dim": sizes.dim, "kv_heads": kv_heads}
-        for field, size in fields.items():
-            if getattr(mechanism, field) not in (None, size):
-                raise ValueError(f"{caller}: {field} of {name} must be {size} but is {getattr(mechanism, field)}")
-        if mechanism.share or getattr(mechanism, "hidden", None) is not None:
-            raise ValueError(f"{caller}: {name} must read the model's own queries and keys, without share or hidden")
-        if isinstance(mechanism, config.SymbolHeads):
-            if not is_whole:
-                raise ValueError(f"{caller}: {name} must be a multiple of {num_sharing} heads, which share keys")
-            if isinstance(mechanism.symbols, config.RelationalSymbols):  # the cache keeps no neighbours
-                raise ValueError(f"{caller}: {name} must have symbols of single tokens but has RelationalSymbols")
-        keys = slice(first // num_sharing, last // num_sharing) if is_whole else None
-        pairs.append((dataclasses.replace(mechanism, **fields), (slice(first, last), keys)))
-        first = last
-    return pairs
-
-
 class Heads(Groups):
-    """The head groups of one layer of a foreign model, with their own parameters and the layer's own symbols."""
+    """The head groups of one layer of a foreign model, with their own parameters and the layer's own symbols.
 
-    def __init__(
-        self, mechanisms: Sequence[config.Mechanism], sizes: LayerSizes, **placement: Unpack[Placement]
-    ) -> None:
+    They get the sizes of `config`, and the device and dtype of the layer's `v_proj`.  Raises ValueError if the numbers
+    of heads differ, or if a mechanism needs more than the model's q, k and v.
+    """
+
+    def __init__(self, mechanisms: Sequence[configs.Mechanism], config: Any, v_proj: Any) -> None:
         super().__init__()
-        with_sizes, self.slices = zip(*fitted("heads", mechanisms, sizes), strict=True)
-        self.width, bias, length = sizes.width, sizes.bias, sizes.max_length
-        self.add_groups("heads", with_sizes, self.width, bias=bias, max_length=length, causal=True, **placement)
+        heads, num_heads = sum(mechanism.heads for mechanism in mechanisms), config.num_attention_heads
+        if heads != num_heads:
+            raise ValueError(f"heads: the model has {num_heads} heads, so give {num_heads}, got {heads}")
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        # `num_sharing` query heads of the model read one head of keys.
+        num_sharing, first = heads // kv_heads, 0
+        fitted: list[configs.Mechanism] = []
+        # For each group its heads, and its keys; None if the group's heads cut through a set that shares keys.
+        self.slices: list[tuple[slice, slice | None]] = []
+        for mechanism in mechanisms:
+            last = first + mechanism.heads
+            is_whole = first % num_sharing == 0 and last % num_sharing == 0
+            kv_heads = mechanism.heads // num_sharing if is_whole else mechanism.heads
+            fitted.append(_fitted(mechanism, is_whole, dim=dim, value_dim=dim, kv_heads=kv_heads))
+            keys = slice(first // num_sharing, last // num_sharing) if is_whole else None
+            self.slices.append((slice(first, last), keys))
+            first = last
+        weight, self.width = v_proj.weight, config.hidden_size
+        self.add_groups(
+            *("heads", tuple(fitted), self.width),
+            bias=v_proj.bias is not None,
+            max_length=config.max_position_embeddings,
+            causal=True,
+            device=weight.device,
+            dtype=None if is_quantised(weight) else weight.dtype,  # a quantised weight does not show that of values
+        )
+        self.begin(v_proj)
 
     @torch.no_grad()
-    def begin(self, v_proj: nn.Module, *, maps: bool = False) -> None:
-        """Initialise parameters that no checkpoint has filled.
+    def begin(self, v_proj: nn.Module) -> None:
+        """Initialise parameters that no checkpoint has filled: the map of symbols copies the value rows of these heads.
 
-        The map of symbols copies the value rows of these heads.  `maps`: linear maps are drawn anew, because
-        transformers has filled them by its own rule.  Raises ValueError if `v_proj` is wrapped or quantised, so that it
-        has no such rows.
+        Raises ValueError if `v_proj` is wrapped or quantised, so that it has no such rows.
         """
         for module in self.modules():
-            if maps and isinstance(module, nn.Linear) and _is_fresh(module.weight):
+            if isinstance(module, nn.Linear) and _is_fresh(module.weight):
                 module.reset_parameters()
         for group, (_, keys) in zip(self.groups, self.slices, strict=True):
             if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != self.width:
@@ -119,12 +97,10 @@ class Heads(Groups):
                 if not _is_fresh(parameter):
                     continue
                 if not isinstance(v_proj, nn.Linear) or is_quantised(v_proj.weight):
-                    raise ValueError(
-                        "heads: symbols copy rows of v_proj, which must be a plain linear layer: "
-                        "swap before adapters and quantisation"
-                    )
+                    raise ValueError("heads: v_proj must be a plain linear layer: swap before adapters, quantisation")
                 # A symbol then begins as the value that its token had.
                 parameter.copy_(v_proj.get_parameter(name)[rows])
+        # What depends on the maps comes after them.
         for module in self.modules():
             tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
             resets = hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear)
@@ -146,23 +122,20 @@ class Heads(Groups):
 
         Without k and v it returns `FromStream` for the stream `q` (b t m), whose first token has the index `first`.
         """
-        if k is None or v is None:
+        if k is None or v is None or limits is None:
             return self._from_stream(q, first, positions)
-        limits = limits or LayerLimits()
         limits = dataclasses.replace(limits, bias=added("polyhead", self.groups, limits.bias))
         outputs = []
         for i, (group, (heads, keys)) in enumerate(zip(self.groups, self.slices, strict=True)):
-            tensors = {"q": q[:, :, heads]}
             if keys is None:  # the group's heads cut through a set that shares keys: each head gets a copy
-                tensors |= {"k": share(k, q.shape[2])[:, :, heads], "v": share(v, q.shape[2])[:, :, heads]}
+                tensors = {"k": share(k, q.shape[2])[:, :, heads], "v": share(v, q.shape[2])[:, :, heads]}
             else:
-                tensors |= {"k": k[:, :, keys], "v": v[:, :, keys]}
+                tensors = {"k": k[:, :, keys], "v": v[:, :, keys]}
             if relational is not None:
                 tensors |= relational[i]
+            tensors["q"] = q[:, :, heads]
             outputs.append(attended(group, limits.call(tensors, heads.start, heads.stop)))
-        if len(outputs) == 1:
-            return outputs[0]  # one group needs no copy
-        return torch.cat(outputs, dim=2)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)  # one group needs no copy
 
     def _from_stream(self, x: Tensor, first: int, positions: Tensor | None) -> FromStream:
         symbols = [source(x, first=first, positions=positions) for source in self.symbols]
@@ -173,10 +146,28 @@ class Heads(Groups):
                 features = asked(group, "features")(x)
                 tensors["received"] = asked(group, "receive")(features)
                 tensors |= asked(group, "send")(features)  # empty for an Abstractor
-                tensors["keys"] = (keys.start, keys.stop)
-                tensors["values"] = asked(group, "values")(symbols[source])
+                tensors["keys"] = keys
+                values = asked(group, "values")(symbols[source])
+                # Symbols by position may be shared by all sequences; a table by offset is.
+                tensors["values"] = values.expand(x.shape[0], -1, -1, -1) if values.ndim == 4 else values
             from_stream.append(tensors)
         return from_stream
+
+
+def _fitted(mechanism: configs.Mechanism, is_whole: bool, **fields: Any) -> configs.Mechanism:
+    """The mechanism with the model's sizes.  Raises ValueError if it contradicts them, or reads more than q, k, v."""
+    name = type(mechanism).__name__
+    for field, size in fields.items():
+        if getattr(mechanism, field) not in (None, size):
+            raise ValueError(f"heads: {field} of {name} must be {size} but is {getattr(mechanism, field)}")
+    if mechanism.share or getattr(mechanism, "hidden", None) is not None:
+        raise ValueError(f"heads: {name} must read the model's own queries and keys, without share or hidden")
+    symbols = getattr(mechanism, "symbols", None)
+    if symbols is not None and not is_whole:
+        raise ValueError(f"heads: {name} must be together with all heads that share its keys")
+    if isinstance(symbols, configs.RelationalSymbols):  # the cache keeps no neighbours
+        raise ValueError(f"heads: {name} must have symbols of single tokens but has RelationalSymbols")
+    return dataclasses.replace(mechanism, **fields)
 
 
 def _is_fresh(tensor: Tensor) -> bool:
@@ -196,49 +187,45 @@ class RelationalInputs:
 
     def __init__(self, from_stream: FromStream, cache: Any, num_cached: int) -> None:
         self.from_stream, self.cache, self.num_cached = from_stream, cache, num_cached
-        self.is_updated = False
-        self.relation_keys = {i: tensors["k_rel"] for i, tensors in enumerate(from_stream) if "k_rel" in tensors}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["cache"], name)
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add keys and values to the cache and return all of them (b g s d), without the appended relation keys."""
+        # A cache stores one value for each key, and relational heads read symbols in its place.
+        value = value.clone()
+        receivers = [tensors for tensors in self.from_stream if tensors and tensors["values"].ndim == 4]
+        for tensors in receivers:
+            value[:, tensors["keys"]] = tensors["values"].transpose(1, 2)
+        # Caches store keys (b g s d) of any width: relation keys travel as more columns, cut into g parts, one for each
+        # head of keys; zeros fill the last part.
         g, d = key.shape[1], key.shape[-1]
-        # Caches of transformers store keys (b g s d) as they come, of any width: relation keys travel as more columns.
-        # They are cut into g parts, so that each head of keys takes as many; zeros fill the last part.
-        by_group = [keys.flatten(2) for keys in self.relation_keys.values()]
-        if by_group:
-            joint = torch.cat(by_group, dim=-1)
+        senders = [tensors for tensors in self.from_stream if "k_rel" in tensors]
+        if senders:
+            joint = torch.cat([tensors["k_rel"].flatten(2) for tensors in senders], dim=-1)
             joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))
             key = torch.cat((key, joint.unflatten(-1, (g, -1)).transpose(1, 2)), dim=-1)
-        # A cache stores one value for each key, and relational heads read symbols in its place.
-        value = self.with_symbols(value.transpose(1, 2)).transpose(1, 2)
         key, value = self.cache.update(key, value, layer, *args, **kwargs)
-        self.is_updated = True
-        if by_group:
-            widths = [keys.shape[-1] for keys in by_group]
-            joint = key[..., d:].transpose(1, 2).flatten(2)[..., : sum(widths)]
-            for i, keys in zip(list(self.relation_keys), joint.split(widths, dim=-1), strict=True):
-                self.relation_keys[i] = keys.unflatten(-1, self.relation_keys[i].shape[2:])
+        for tensors in receivers:
+            tensors["values"] = value[:, tensors["keys"]].transpose(1, 2)
+        joint = key[..., d:].transpose(1, 2).flatten(2)
+        for tensors in senders:
+            sizes = tensors["k_rel"].shape[2:]
+            tensors["k_rel"] = joint[..., : sizes.numel()].unflatten(-1, sizes)
+            joint = joint[..., sizes.numel() :]
         return key[..., :d], value
 
-    def with_symbols(self, value: Float[Tensor, "b t g e"]) -> Float[Tensor, "b t g e"]:
-        """Values, with symbols by key in place of the values of relational heads."""
-        value = value.clone()
-        for tensors in self.from_stream:
-            if tensors and tensors["values"].ndim == 4:
-                value[:, :, slice(*tensors["keys"])] = tensors["values"]
-        return value
-
     def by_group(self, t: int, s: int) -> list[dict[str, Tensor]]:
-        """For each group, q_rel of `t` receivers, k_rel of the first `s` senders, and symbols by offset."""
+        """For each group, q_rel of `t` receivers, and k_rel and symbols of the first `s` senders."""
         groups: list[dict[str, Tensor]] = []
-        for i, tensors in enumerate(self.from_stream):
+        for tensors in self.from_stream:
             group = dict(tensors.get("received", {}))
-            if i in self.relation_keys:
-                group["k_rel"] = self.relation_keys[i][:, :s]
-            if tensors and tensors["values"].ndim == 3:
+            if "k_rel" in tensors:
+                group["k_rel"] = tensors["k_rel"][:, :s]
+            if tensors and tensors["values"].ndim == 4:
+                group["v"] = tensors["values"][:, :s]
+            elif tensors:  # by offset
                 # A cache of fixed size has empty places after the last token, one with a window fewer than came before.
                 group["v"] = by_offset(tensors["values"], t, s, min(self.num_cached, s - t))
             groups.append(group)
@@ -264,36 +251,41 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The function of the interface, on (b h t d) tensors; returns (b t h e).
 
-    `heads` is called like `Heads`.  Its softmax heads get the model's soft cap and sinks; heads of other kinds have
-    neither.  Raises ValueError for options that the ops lack.
+    `heads` is called like `Heads`.  Softmax heads get the model's soft cap and sinks (`s_aux`); heads of other kinds
+    have neither.  Raises ValueError for options that the ops lack.
     """
     check_options(module, options, attention_mask)
     # transformers has (b h t d), polyhead has (b t h d): views, no copies.
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    if polyhead is not None and not polyhead.is_updated:
-        v = polyhead.with_symbols(v)
     t, d = q.shape[1], q.shape[3]
 
-    # Without a mask query 0 is key 0, and further keys are empty rows of a static cache.
+    # Without a mask query 0 is key 0, and further keys are empty rows of a static cache.  A single query comes after
+    # all keys.  Models without SDPA make every causal mask, and nothing reads their `is_causal`, which may be wrong.
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", True)
     is_eager = type(getattr(module, "config", None)) in EAGER
-    is_masked_by_order = attention_mask is None and is_causal_without_mask(module, is_causal, t, eager=is_eager)
+    is_masked_by_order = attention_mask is None and bool(is_causal) and t > 1 and not is_eager
     if is_masked_by_order:
         k, v = k[:, :t], v[:, :t]
-    added_masks = masks(f"polyhead: a mask of {type(module).__name__}", (attention_mask, position_bias), k.shape[1])
-    if len(added_masks) == 1 and added_masks[0].dtype == torch.bool:
-        bias: Tensor | None = None
-        mask: Tensor | None = added_masks[0]  # not read, because that would synchronise the device
-    else:
-        bias, mask = limits(added_masks, t, k.shape[1], q.dtype)
+    s, line = k.shape[1], f"polyhead: a mask of {type(module).__name__}"
+    masks = [array for array in (attention_mask, position_bias) if array is not None]
+    for array in masks:
+        if array.ndim != 4:
+            raise ValueError(f"{line} must be (b h t s) but is {tuple(array.shape)}")
+        check_mask(line, array)
+    masks = [array[..., :s] for array in masks]
+    is_boolean = len(masks) == 1 and masks[0].dtype == torch.bool  # not read, which would synchronise the device
+    bias, mask = (None, masks[0]) if is_boolean else limits(masks, t, s, q.dtype)
     keep = None
     if dropout > 0:
-        shape = q.shape[0], q.shape[2], t, k.shape[1]
+        shape = q.shape[0], q.shape[2], t, s
         keep = drawn_keep(shape, dropout, device=q.device, dtype=at_least_float32(q.dtype))
     # Our ops multiply scores by d ** -0.5, so another scale goes into the queries.
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
-    relational = None if polyhead is None else polyhead.by_group(t, k.shape[1])
-    layer_limits = LayerLimits(bias, mask, keep, is_masked_by_order, softcap=softcap, sinks=flat(s_aux))
+    relational = None if polyhead is None else polyhead.by_group(t, s)
+    sinks = None if s_aux is None else s_aux.flatten()
+    layer_limits = LayerLimits(bias, mask, keep, is_masked_by_order, softcap=softcap, sinks=sinks)
     return heads(q, k, v, limits=layer_limits, relational=relational).contiguous(), None
 
 
@@ -310,11 +302,9 @@ def alone(group: HeadGroup) -> Callable[..., Tensor]:
 def check_options(module: nn.Module, options: Mapping[str, Any], mask: Tensor | None) -> None:
     """Raise ValueError for options that the ops lack, and for packed sequences that no mask separates."""
     name = type(module).__name__
-    for option in (*REFUSED, "cache"):  # a paged cache, which the attention function would have to manage
+    for option in REFUSED:
         if options.get(option) is not None:
             raise ValueError(f"polyhead: {name} must be plain attention but {option} changes it")
-    if options.get("output_attentions"):
-        raise ValueError(f"polyhead: {name} returns no attentions, so output_attentions must be False")
     edges = options.get("cu_seq_lens_q")
     if mask is None and edges is not None and len(edges) > 2:
         raise ValueError(f"polyhead: {name} needs position_ids that restart in each sequence, not only cu_seq_lens_q")

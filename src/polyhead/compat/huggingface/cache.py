@@ -1,20 +1,21 @@
 """Our cache with the interface that `GenerationMixin` of transformers needs: it has a length, its rows can be reordered
 (beam search), and it can be cropped (assisted generation)."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from polyhead.layers.cache import Cache, LayerCache
+from polyhead.layers.cache import Cache
 
-WHO = "PolyheadCache"
+CACHE_NAME = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
+"""The name of the cache among arguments and outputs of transformers' models: it changed in version 5.24."""
 
 
 class PolyheadCache(transformers.Cache):
-    """`memory`, a `polyhead.layers.cache.Cache` with `layers` layers, for `past_key_values=`.
+    """`memory`, a `polyhead.layers.cache.Cache` with `layers` layers, for `cache=` or, in 5.23, `past_key_values=`.
 
     >>> cache = PolyheadCache(2)
     >>> len(cache), cache.get_seq_length()
@@ -30,13 +31,10 @@ class PolyheadCache(transformers.Cache):
     def __len__(self) -> int:
         return len(self.memory)
 
-    def __iter__(self) -> Iterator[LayerCache]:
-        return iter(self.memory)
-
     @property
     def is_croppable(self) -> bool:
         """Whether every layer stores each token separately, and all of them."""
-        for layer in self:
+        for layer in self.memory:
             for name, tensor in layer._kept.items():
                 is_sum = isinstance(name, tuple) and name[-1] == "state"
                 if is_sum or tensor.ndim < 2 or tensor.shape[1] != layer.length:
@@ -51,7 +49,7 @@ class PolyheadCache(transformers.Cache):
     @property
     def batch_size(self) -> int:
         """Number of sequences; -1 while the cache is empty."""
-        return max(layer.batch for layer in self) or -1
+        return max(layer.batch for layer in self.memory) or -1
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens, padding included."""
@@ -87,14 +85,26 @@ class PolyheadCache(transformers.Cache):
         Raises ValueError if a layer stores a sum over tokens (linear heads) or only the last tokens (a window).
         """
         if tokens_to_remove > 0:
-            raise ValueError(f"{WHO}: crop takes minus the number of tokens to forget but {tokens_to_remove} came")
+            raise ValueError(f"PolyheadCache: crop takes minus the number of tokens but {tokens_to_remove} came")
         if tokens_to_remove == 0 or not self.memory.length:
             return
         if not self.is_croppable:
-            raise ValueError(f"{WHO}: some heads keep a sum of earlier tokens, or only the last: none can be removed")
+            line = "some heads keep a sum of earlier tokens, or only the last: none can be removed"
+            raise ValueError(f"PolyheadCache: {line}")
         length = self.memory.length + tokens_to_remove
-        for layer in self:
+        for layer in self.memory:
             layer._kept = {name: tensor[:, :length] for name, tensor in layer._kept.items()}
             if layer.real is not None:
                 layer.real = layer.real[:, :length]
             layer.length = length
+
+
+def select_cache(model: str, cache: object, past_key_values: object) -> PolyheadCache | None:
+    """The cache, under its name of today or of before.  Raises ValueError for a cache of another kind."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError(f"{model}: cache and past_key_values are the same argument, but both came")
+    if cache is None:
+        cache = past_key_values
+    if cache is not None and not isinstance(cache, PolyheadCache):
+        raise ValueError(f"{model}: the cache must be a PolyheadCache but is a {type(cache).__name__}")
+    return cache

@@ -1,12 +1,18 @@
 """Our configuration as a configuration of transformers: JSON whose fields are all checked, and which runs no code."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import transformers
 
 from polyhead import config as configs
-from polyhead.config import Logits, Tokens, TransformerConfig
+from polyhead.config import Logits, TransformerConfig
+
+WHERE = "PolyheadConfig: transformer"
+SIZES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
+    "tie_word_embeddings",
+)
+"""What transformers reads from a configuration, and `transformer` decides."""
 
 
 class PolyheadConfig(transformers.PretrainedConfig):
@@ -16,8 +22,7 @@ class PolyheadConfig(transformers.PretrainedConfig):
     >>> config.vocab_size, config.transformer["heads"][0]["kind"], config.settings.heads[0].act
     (256, 'Hyla', 'relu')
 
-    Sizes are copied from it.  Raises ValueError for an unknown field or kind, for a size
-    that contradicts it, and without `transformer`.
+    Raises ValueError for an unknown field or kind, for a size that contradicts it, and without `transformer`.
     """
 
     model_type = "polyhead"
@@ -27,9 +32,10 @@ class PolyheadConfig(transformers.PretrainedConfig):
     def __init__(self, transformer: Any = None, **others: Any) -> None:
         if transformer is None:
             raise ValueError("PolyheadConfig: `transformer` must be the JSON of a TransformerConfig, got none")
-        settings = _settings(transformer)
-        self.transformer = configs.to_dict(settings)
-        others = {**_sizes(settings), **others}  # a file repeats the sizes
+        if not isinstance(transformer, TransformerConfig):
+            transformer = configs.from_dict({"kind": "TransformerConfig", **transformer}, where=WHERE)
+        self.transformer = configs.to_dict(transformer)
+        others = {**self._sizes(), **others}  # a file repeats the sizes
         for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the library reads these attributes
             others.setdefault(name, None)
         super().__init__(**others)
@@ -37,15 +43,23 @@ class PolyheadConfig(transformers.PretrainedConfig):
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse another size than that of `transformer`, which would be ignored and saved."""
         if name in SIZES and "transformer" in vars(self):
-            expected = _sizes(self.settings)[name]
+            expected = self._sizes()[name]
             if value != expected:
                 raise ValueError(f"PolyheadConfig: {name} must be {expected!r} as in its `transformer`, got {value!r}")
         super().__setattr__(name, value)
 
+    def _sizes(self) -> dict[str, Any]:
+        settings = self.settings
+        num_heads = sum(group.heads for group in settings.layer_heads(0))
+        is_tied = getattr(settings.outputs, "tied", False)
+        num_tokens = getattr(settings.inputs, "count", 0)
+        values = (num_tokens, settings.dim, settings.layers, num_heads, settings.max_length, is_tied)
+        return dict(zip(SIZES, values, strict=True))
+
     @property
     def settings(self) -> TransformerConfig:
         """The transformer's configuration."""
-        return _settings(self.transformer)
+        return configs.from_dict(self.transformer, where=WHERE)
 
     @property
     def logit_scale(self) -> float | None:
@@ -54,32 +68,3 @@ class PolyheadConfig(transformers.PretrainedConfig):
         if isinstance(outputs, Logits) and outputs.tied and outputs.scaled:
             return float(self.hidden_size) ** -0.5
         return None
-
-
-SIZES = (
-    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings"),
-    "tie_word_embeddings",
-)
-"""What transformers reads from a configuration, and `transformer` decides."""
-
-
-def _sizes(settings: TransformerConfig) -> dict[str, Any]:
-    num_tokens = 0
-    if isinstance(settings.inputs, Tokens):
-        num_tokens = settings.inputs.count
-    num_heads = sum(group.heads for group in settings.layer_heads(0))
-    is_tied = isinstance(settings.outputs, Logits) and settings.outputs.tied
-    values = (num_tokens, settings.dim, settings.layers, num_heads, settings.max_length, is_tied)
-    return dict(zip(SIZES, values, strict=True))
-
-
-def _settings(transformer: Any) -> TransformerConfig:
-    """The dataclass, from itself or from its JSON, whose fields are all checked."""
-    if isinstance(transformer, TransformerConfig):
-        return transformer
-    if isinstance(transformer, Mapping):
-        transformer = {"kind": "TransformerConfig", **transformer}
-    settings = configs.from_dict(transformer, where="PolyheadConfig: transformer")
-    if not isinstance(settings, TransformerConfig):
-        raise ValueError(f"PolyheadConfig: transformer must be a TransformerConfig, got {type(settings).__name__}")
-    return settings

@@ -12,8 +12,7 @@ from transformers.utils import logging
 def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
     """The causal model in `folder`, in eval mode on `device`, and its tokenizer; no code in the folder is run.
 
-    Raises ValueError if the folder has no such model or no tokenizer, if weights are missing, and if the model cannot
-    run.
+    Raises ValueError if the folder lacks one of them, or some weights, and if the model cannot run.
     """
     verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()  # its tables of missing weights become our line

@@ -1,11 +1,9 @@
 """Masks and positions in the conventions of transformers, as our transformer takes them.
 
 transformers marks padding by zeros of `attention_mask`, and packs several sequences into one row whose `position_ids`
-restart at 0.  Both are told from numbers.  Eager code reads these.  Code that is recorded (torch.compile, torch.export,
-make_fx, torch.jit.trace, vmap) makes the same decisions as tensors, and asserts what eager code raises.
+restart at 0.  Eager code reads these numbers.  Code that is recorded (torch.compile, torch.export, make_fx,
+torch.jit.trace, vmap) makes the same decisions as tensors, and asserts what eager code raises.
 """
-
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,17 +11,6 @@ from torch import Tensor
 from polyhead.compat.huggingface.cache import PolyheadCache
 from polyhead.layers.positions import places_in
 from polyhead.ops.readable import is_readable
-
-
-class Placement(NamedTuple):
-    """The new tokens of a call: which are real (b t), their positions (b|1 t), and the edges of packed sequences.
-
-    None stands for: all are real; positions are counted; there is one sequence.
-    """
-
-    mask: Tensor | None
-    positions: Tensor | None
-    cu_seqlens: Tensor | None
 
 
 def require(condition: Tensor, message: str) -> None:
@@ -49,10 +36,11 @@ def place_tokens(
     attention_mask: Tensor | None,
     position_ids: Tensor | None,
     cache: PolyheadCache | None,
-) -> Placement:
-    """Return the placement of `tokens` (b t ...), which follow those in the cache.
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """For `tokens` (b t ...), which follow those in the cache: mask (b t), positions (b|1 t), and `cu_seqlens`.
 
-    `attention_mask` (b s) is 1 at real tokens, those in the cache included.
+    None stands for: all are real; positions are counted; there is one sequence.  `attention_mask` (b s) is 1 at real
+    tokens, those in the cache included.
 
     Raises ValueError, in the name of `model`, for other shapes or numbers, for a mask that contradicts the cache, and
     for packed sequences with a cache, with padding, or in several rows.
@@ -60,9 +48,9 @@ def place_tokens(
     b, t = tokens.shape[:2]
     num_cached = 0 if cache is None else cache.get_seq_length()
     if attention_mask is not None and attention_mask.shape != (b, num_cached + t):
+        shape = tuple(attention_mask.shape)
         raise ValueError(
-            f"{model}: attention_mask must be (b s) = {(b, num_cached + t)}, the tokens before included, "
-            f"but is {tuple(attention_mask.shape)}"
+            f"{model}: attention_mask must be (b s) = {(b, num_cached + t)}, the tokens before included, but is {shape}"
         )
     if position_ids is not None and tuple(position_ids.shape) not in ((b, t), (1, t)):
         raise ValueError(f"{model}: position_ids must be (b|1 t) = {(b, t)} but is {tuple(position_ids.shape)}")
@@ -75,9 +63,9 @@ def place_tokens(
             mask = None
     if position_ids is None:
         if mask is None:
-            return Placement(None, None, None)
+            return None, None, None
         positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
-        return Placement(mask[:, num_cached:], positions[:, num_cached:], None)
+        return mask[:, num_cached:], positions[:, num_cached:], None
     if mask is not None:
         mask = mask[:, num_cached:]
 
@@ -86,7 +74,7 @@ def place_tokens(
     if is_plain and is_readable(position_ids):
         counted = torch.arange(num_cached, num_cached + t, device=position_ids.device)
         if torch.equal(position_ids, counted.expand_as(position_ids)):
-            return Placement(None, None, None)
+            return None, None, None
 
     # Several sequences in one row: positions restart, and no token is padding.
     restarts = position_ids.diff() <= 0
@@ -100,13 +88,12 @@ def place_tokens(
         require(~restarts, f"{model}: sequences one after the other must come without a cache")
     elif b != 1:
         require(~restarts, f"{model}: sequences one after the other come in one row (1 t), but {b} came")
-    elif not is_readable(restarts) or restarts.any():
-        cu_seqlens = sequence_edges(model, position_ids, restarts[0])
+    elif not is_readable(restarts):
         # Recorded code does not know whether it is packed: the positions may also be those of one sequence.
-        if not is_readable(restarts):
-            return Placement(mask, position_ids, cu_seqlens)
-        return Placement(None, None, cu_seqlens)
-    return Placement(mask, position_ids, None)
+        return mask, position_ids, sequence_edges(model, position_ids, restarts[0])
+    elif restarts.any():
+        return None, None, sequence_edges(model, position_ids, restarts[0])
+    return mask, position_ids, None
 
 
 def check_padding(model: str, attention_mask: Tensor, cache: PolyheadCache | None, num_cached: int) -> Tensor:
@@ -120,13 +107,9 @@ def check_padding(model: str, attention_mask: Tensor, cache: PolyheadCache | Non
     if cache is None or not num_cached:
         return real
     layer = cache.memory[0]
-    claimed = real[:, layer.gone : num_cached]
-    if layer.real is None:
-        agrees = claimed
-    elif layer.real.shape[0] == claimed.shape[0]:
-        agrees = claimed == layer.real[:, : claimed.shape[1]]
-    else:
-        raise ValueError(f"{model}: the cache has {layer.real.shape[0]} sequences but {claimed.shape[0]} came")
+    agrees = real[:, layer.gone : num_cached]
+    if layer.real is not None:
+        agrees = agrees == layer.real[:, : agrees.shape[1]]
     require(agrees, f"{model}: attention_mask must be as before at the {num_cached} tokens in the cache")
     return real
 

@@ -1,12 +1,11 @@
 """Our models as models of transformers: `from_pretrained`, `generate`, the `Trainer`, the Hub.
 
-    model = from_run("runs/lm")                         or, untrained, PolyheadForCausalLM(PolyheadConfig(settings))
-    to_folder("runs/lm", "exported")                    config.json, model.safetensors, the tokenizer
-    AutoModelForCausalLM.from_pretrained("exported")    wherever polyhead.compat.huggingface has been imported
-
-Parameters have our names after "model.".
+model = from_run("runs/lm")                         or, untrained, PolyheadForCausalLM(PolyheadConfig(settings))
+to_folder("runs/lm", "exported")                    config.json, model.safetensors, the tokenizer
+AutoModelForCausalLM.from_pretrained("exported")    wherever polyhead.compat.huggingface has been imported
 """
 
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -18,11 +17,14 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple
 
-from polyhead.compat.huggingface.base import CACHE_NAME, PolyheadPreTrainedModel, select_cache
-from polyhead.compat.huggingface.cache import PolyheadCache
+from polyhead.compat.huggingface.cache import CACHE_NAME, PolyheadCache, select_cache
 from polyhead.compat.huggingface.config import PolyheadConfig
+from polyhead.compat.huggingface.inputs import place_tokens
 from polyhead.compat.huggingface.tokens import tokenizer_of
 from polyhead.config import Logits
+from polyhead.layers.positions import Constant
+from polyhead.models.inputs_outputs import TiedOutput
+from polyhead.models.transformer import Transformer
 from polyhead.tasks.text.tokens import codec_of
 from polyhead.train.store.checkpoint import load_model
 from polyhead.train.store.folder import read_config
@@ -31,7 +33,7 @@ LOSS_OPTIONS = ("num_items_in_batch", "shift_labels", "ignore_index")
 """Arguments of a forward pass that go to `loss_function`."""
 
 
-class PolyheadModel(PolyheadPreTrainedModel):
+class PolyheadModel(transformers.PreTrainedModel):
     """The blocks without outputs: the stream after the last norm.
 
     >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, heads=[Softmax(2), Hyla(2)], causal=True)
@@ -40,13 +42,133 @@ class PolyheadModel(PolyheadPreTrainedModel):
     >>> out.last_hidden_state.shape, len(out.hidden_states), out.attentions[0].shape
     (torch.Size([1, 3, 32]), 3, torch.Size([1, 4, 3, 3]))
 
-    `hidden_states` are the inputs of the blocks, and last the result.  Raises ValueError for a model with an encoder,
-    or one that reads vectors.
+    `hidden_states` are the inputs of the blocks, and last the result.  Parameters have our names after "model.", so
+    each class reads what the other has saved.
     """
 
-    def __init__(self, config: PolyheadConfig) -> None:
-        super().__init__(config, outputs=False)
+    config_class = PolyheadConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["TransformerBlock"]  # noqa: RUF012 (as the library declares it)
+    _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
+    config: PolyheadConfig
+    model: Transformer
+
+    def __init__(self, config: PolyheadConfig, *, outputs: bool = False) -> None:
+        super().__init__(config)
+        self.model = Transformer(config.settings, outputs=outputs)
+        # A backbone reads the file of a whole model, and does not miss its outputs.
+        if not outputs:
+            self._keys_to_ignore_on_load_unexpected = [r"^model\.outputs\."]
+        self.gradient_checkpointing = config.settings.checkpoint
+        # Further names of a parameter -> its first name: the table of tokens and logits, or what a user's layers share.
+        self._tied_weights_keys = {}
+        first_names: dict[Tensor, str] = {}
+        for name, parameter in self.model.named_parameters(prefix="model", remove_duplicate=False):
+            if first_names.setdefault(parameter, name) != name:
+                self._tied_weights_keys[name] = first_names[parameter]
+        for tensor in self.model.state_dict(keep_vars=True).values():
+            if not tensor.is_meta:  # already initialised by our own rules
+                tensor._is_hf_initialized = True
         self.post_init()
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Further names of tied parameters -> their first names."""
+        return dict(self._tied_weights_keys or {})
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Compute constants again, which `from_pretrained` leaves empty.
+
+        Raises ValueError for parameters that no file has filled.
+        """
+        if isinstance(module, Constant):
+            module.to(module.value.device)  # recomputes the value
+        for name, parameter in module.named_parameters(recurse=False):
+            is_on_disk = parameter.is_meta
+            if not is_on_disk and not getattr(parameter, "_is_hf_initialized", False):
+                raise ValueError(f"{type(self).__name__}: the file must have {name} of each {type(module).__name__}")
+
+    def _set_gradient_checkpointing(self, enable: bool = True, *_: Any, **__: Any) -> None:
+        """Set `checkpoint` of our configuration: activation checkpointing of all blocks."""
+        self.gradient_checkpointing = enable
+        self.model.config = dataclasses.replace(self.model.config, checkpoint=enable)
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The token table."""
+        return self.model.inputs.table  # type: ignore[return-value]
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The output map with `weight` and `bias`, or None; its logits are multiplied by `config.logit_scale`."""
+        outputs = self.model.outputs
+        return outputs if isinstance(outputs, TiedOutput) else getattr(outputs, "linear", None)
+
+    def _read(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        caches: tuple[object, object],
+        inputs_embeds: Tensor | None,
+        position_ids: Tensor | None,
+        options: dict[str, Any],
+        known: tuple[str, ...] = (),
+        *,
+        tail: int | None = None,
+        lazy: bool = False,
+    ) -> tuple[Tensor, dict[str, Any]]:
+        """Our transformer's output for tokens or embeddings, and further fields of transformers' outputs: the cache,
+        the stream before each block and the final one, and the latent codes of all pairs (b h t s).
+
+        `caches`: what came as `cache` and as `past_key_values`.  `tail`: only the last positions.  `lazy`: the stream
+        after the last norm in place of the outputs.  Raises ValueError for `options` that are not `known`, unless they
+        are None or False.
+        """
+        name = type(self).__name__
+        cache = select_cache(name, *caches)
+        if options.pop("use_cache", None) and cache is None:
+            cache = PolyheadCache(len(self.model.blocks))
+        # What an option does not say, the configuration does.
+        collected: dict[str, list[Any] | None] = {}
+        for option in ("output_hidden_states", "output_attentions"):
+            is_requested = options.pop(option, None)
+            if is_requested is None:
+                is_requested = getattr(self.config, option, False)
+            collected[option] = [] if is_requested else None
+        states, taps = collected.values()
+        for option, value in options.items():
+            if option not in known and value is not None and value is not False:
+                raise ValueError(f"{name}: it takes no argument {option}")
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError(f"{name}: give input_ids (b t) or inputs_embeds (b t m)")
+        inputs: Any = inputs_embeds if input_ids is None else input_ids
+        mask, positions, cu_seqlens = place_tokens(name, inputs, attention_mask, position_ids, cache)
+        # A requested stream must be complete, and so must packed sequences: then the tail is cut out afterwards.
+        is_cut = tail is not None and states is None and cu_seqlens is None
+        stream = [] if lazy and states is None else states
+        result = self.model(
+            inputs,
+            mask=mask,
+            positions=positions,
+            cu_seqlens=cu_seqlens,
+            tail=min(tail or 0, inputs.shape[1]) if is_cut else None,
+            cache=None if cache is None else cache.memory,
+            taps=taps,
+            stream=stream,
+            lazy=lazy,
+        )
+        if lazy and stream is not None:
+            result = stream[-1]
+        if tail is not None:
+            result = result[:, -tail:]
+        fields: dict[str, Any] = {CACHE_NAME: cache}
+        if states is not None:
+            fields["hidden_states"] = tuple(states)
+        if taps is not None:
+            codes = []
+            for layer in taps:
+                codes.append(torch.cat([group.code() for group in layer.groups], dim=1))
+            fields["attentions"] = tuple(codes)
+        return result, fields
 
     @can_return_tuple
     def forward(
@@ -58,18 +180,16 @@ class PolyheadModel(PolyheadPreTrainedModel):
         *,
         cache: transformers.Cache | None = None,
         position_ids: Tensor | None = None,
-        use_cache: bool | None = None,
         **options: Any,
-    ) -> BaseModelOutputWithPast:
+    ) -> Any:
         """The inputs are those of `PolyheadForCausalLM`."""
         caches, lazy = (cache, past_key_values), not isinstance(self.model.outputs, nn.Identity)  # of `base_model`
-        x, fields = self._read(
-            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, (), lazy=lazy
-        )
+        arguments = input_ids, attention_mask, caches, inputs_embeds, position_ids, options
+        x, fields = self._read(*arguments, lazy=lazy)
         return BaseModelOutputWithPast(last_hidden_state=x, **fields)
 
 
-class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin):
+class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
     """A causal language model: any heads, with `generate` on our cache.
 
     >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, heads=Hyla(4), causal=True)
@@ -77,26 +197,22 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
     >>> model.generate(torch.tensor([[72, 105]]), max_new_tokens=3, do_sample=False).shape
     torch.Size([1, 5])
 
-    Raises ValueError for a model that is not causal between tokens and logits, or that has an encoder.
+    Raises ValueError for a model that is not causal, or does not end in logits.
     """
 
     def __init__(self, config: PolyheadConfig) -> None:
-        settings = config.settings
-        if not (isinstance(settings.outputs, Logits) and settings.causal):
-            raise ValueError(
-                "PolyheadForCausalLM: the model must be causal and end in Logits, "
-                f"got causal={settings.causal} and {settings.outputs}"
-            )
-        super().__init__(config)
-        self.post_init()
+        causal, outputs = config.settings.causal, config.settings.outputs
+        if not (isinstance(outputs, Logits) and causal):
+            line = "the model must be causal and end in Logits"
+            raise ValueError(f"PolyheadForCausalLM: {line}, got causal={causal} and {outputs}")
+        super().__init__(config, outputs=True)
 
     @property
     def base_model(self) -> PolyheadModel:
         """The backbone with the same parameters; some trainers call it and compute logits themselves."""
         backbone = self.__dict__.get("_backbone")  # not registered as a submodule
         if backbone is None or backbone.model is not self.model:
-            # The parts of the backbone are made without memory and then replaced by those of this model.
-            with torch.device("meta"):
+            with torch.device("meta"):  # its parts are then replaced by those of this model
                 backbone = PolyheadModel(self.config)
             backbone.model = self.model
             self.__dict__["_backbone"] = backbone
@@ -107,13 +223,12 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
     ) -> None:
         """Use our cache instead of the library's default."""
-        cache = select_cache(type(self).__name__, model_kwargs.get("cache"), model_kwargs.get("past_key_values"))
+        caches = model_kwargs.pop("cache", None), model_kwargs.pop("past_key_values", None)
+        cache = select_cache(type(self).__name__, *caches)
         if cache is not None:
             cache._is_user_defined = True
         elif generation_config.use_cache is not False:
             cache = PolyheadCache(len(self.model.blocks))
-        for argument in ("cache", "past_key_values"):
-            model_kwargs.pop(argument, None)
         if cache is not None:
             model_kwargs[CACHE_NAME] = cache
 
@@ -128,7 +243,6 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         cache: transformers.Cache | None = None,
         inputs_embeds: Tensor | None = None,
         position_ids: Tensor | None = None,
-        use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> CausalLMOutputWithPast:
@@ -142,14 +256,11 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         other arguments.
         """
         tail = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep > 0 else None
-        caches = (cache, past_key_values)
-        logits, fields = self._read(
-            input_ids, attention_mask, caches, inputs_embeds, position_ids, use_cache, options, LOSS_OPTIONS, tail=tail
-        )
-        # An integer is a number of last tokens, a tensor holds indices of tokens.
-        if isinstance(logits_to_keep, Tensor):
+        caches = cache, past_key_values
+        arguments = input_ids, attention_mask, caches, inputs_embeds, position_ids, options
+        logits, fields = self._read(*arguments, LOSS_OPTIONS, tail=tail)
+        if isinstance(logits_to_keep, Tensor):  # indices of tokens; an integer is a number of last tokens
             logits = logits[:, logits_to_keep]
-
         loss = None if labels is None else self._loss(logits, labels, options)
         return CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
 
@@ -171,17 +282,18 @@ class PolyheadForCausalLM(PolyheadPreTrainedModel, transformers.GenerationMixin)
         return loss + balance_share * self.model.auxiliary_loss() if self.training else loss
 
 
+# By this table the Trainer knows whose labels to shift when it smooths them.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PolyheadConfig.model_type] = PolyheadForCausalLM.__name__
-"""By this table the Trainer knows whose labels to shift when it smooths them."""
-
 AutoConfig.register(PolyheadConfig.model_type, PolyheadConfig, exist_ok=True)
 AutoModel.register(PolyheadConfig, PolyheadModel, exist_ok=True)
 AutoModelForCausalLM.register(PolyheadConfig, PolyheadForCausalLM, exist_ok=True)
 
 
 def from_run(folder: str | pathlib.Path) -> PolyheadForCausalLM:
-    """The trained model of a run folder, in eval mode on the CPU.  Raises ValueError for a run of another kind of
-    model."""
+    """The trained model of a run folder, in eval mode on the CPU.
+
+    Raises ValueError for a run of another kind of model.
+    """
     run, trained = load_model(folder)
     with torch.random.fork_rng(devices=[]):
         model = PolyheadForCausalLM(PolyheadConfig(run.transformer))
@@ -192,8 +304,8 @@ def from_run(folder: str | pathlib.Path) -> PolyheadForCausalLM:
 def to_folder(run: str | pathlib.Path, path: str | pathlib.Path, **options: Any) -> None:
     """Write the model of a run folder to `path`, for `from_pretrained`, and for a run on text its tokenizer.
 
-    `options` go to `save_pretrained`: `max_shard_size="1GB"`.  Raises ValueError for a tokenizer that the library
-    cannot read (see `tokenizer_of`) or that is not the one the model was trained with.
+    `options` go to `save_pretrained`: `max_shard_size="1GB"`.  Raises ValueError for a tokenizer that is not
+    the one the model was trained with.
     """
     model, config = from_run(run), read_config(run)
     if hasattr(config.task, "codec"):

@@ -12,28 +12,22 @@ import tokenizers
 import transformers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from polyhead.tasks.text.tokens import Bytes, Codec, Subwords
+from polyhead.tasks.text.tokens import Bytes, Subwords
 
 NUL = "\0"
 
 
-def tokenizer_of(codec: Codec, *, max_length: int | None = None) -> transformers.PreTrainedTokenizerFast:
+def tokenizer_of(codec: Bytes | Subwords, *, max_length: int | None = None) -> transformers.PreTrainedTokenizerFast:
     """A tokenizer that encodes and decodes as `codec` does.
 
-    The token between documents is its `eos_token` and its padding token, on the left.  Raises ValueError for a codec
-    that is not ours.
+    The token between documents is its `eos_token` and its padding token, on the left.
     """
     end: str | None = NUL
     if isinstance(codec, Bytes):
         rust = _bytes()
-    elif isinstance(codec, Subwords):
+    else:
         rust = tokenizers.Tokenizer.from_str(codec.text)
         end = None if codec.end is None else rust.id_to_token(codec.end)
-    else:
-        raise ValueError(
-            f"tokenizer_of: bytes or a tokenizer.json was wanted but a {type(codec).__name__} came: "
-            "save the model alone and use the tokenizer that the library has for it"
-        )
     options: dict[str, Any] = {"model_input_names": ["input_ids", "attention_mask"], "padding_side": "left"}
     if end is not None:
         options |= {"eos_token": end, "pad_token": end}
