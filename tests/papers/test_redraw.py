@@ -6,13 +6,12 @@ import pathlib
 
 import pytest
 from drawn import facts_of
-from scripts import loaded
 from some import some
 
 from polyhead.analysis import figures
 from polyhead.papers import outcome, page
 from polyhead.papers.recipes import FIGURES
-from polyhead.papers.reproduce import described, redraw, reproduce, study_from
+from polyhead.papers.reproduce import described, redraw
 
 RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small"
 REDRAWN = (
@@ -102,19 +101,6 @@ def test_scores_during_training_are_kept_and_drawn_again(write_results, tmp_path
     assert drawn_panels[0] == drawn_panels[1]
     ((_, series, _),) = drawn_panels[1]
     assert series["Softmax"] == {1: [0.25, 0.255], 2: [0.5, 0.51]}  # planted at half of the steps and at the end
-
-
-def test_kept_scores_are_finished_runs(write_results, tmp_path):
-    """`benchmarks/keep_scores.py`: the same figure with nothing left to train."""
-    folder, before = write_results("order")
-    points = study_from(before, folder / "results.json").points
-    for point in points:
-        loaded("benchmarks", "keep_scores.py").keep(point, tmp_path / "kept")
-    reproduce("order", "smoke", folder=tmp_path / "kept", progress=False)
-    after = json.loads((tmp_path / "kept" / "order" / "results.json").read_text())
-    assert len(points) == len(before["runs"])
-    for name in ("runs", "rows", "verdicts"):
-        assert after[name] == before[name]
 
 
 def test_a_score_that_is_no_number_is_null_in_json(write_results, tmp_path):

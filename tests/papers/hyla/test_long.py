@@ -1,6 +1,7 @@
 """The long trainings: quantities of their courses, and their pages, drawn again from the committed runs."""
 
 import argparse
+import itertools
 import json
 import types
 from dataclasses import replace
@@ -8,13 +9,17 @@ from dataclasses import replace
 import pandas
 import pytest
 from drawn import facts_of
+from planted import finished
 from scripts import ROOT, loaded
 
 from polyhead.analysis import figures
+from polyhead.analysis.claims import NO, YES
+from polyhead.models.size import parameters
 from polyhead.papers import page
 from polyhead.papers.hyla import long
+from polyhead.papers.hyla.rows import ROWS
 from polyhead.papers.recipes import RECIPES
-from polyhead.papers.study import FinishedRun
+from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks import FuzzyLogic, Sraven
 
 RESULTS = ROOT / "docs" / "results"
@@ -143,3 +148,102 @@ def test_baselines_are_of_the_sequences_on_which_a_run_was_scored(task, weak, mo
         assert [batch for batch in batches if batch[0] == "compositional"] == [
             ("compositional", 8, 1, step) for step in (0, 1)
         ]
+
+
+# ---------------------------------------------------------------------------------------------- rows of later additions
+def test_rows_of_the_additions_change_only_what_they_say(capsys):
+    trainings = loaded("benchmarks", "long_trainings.py")
+    main = trainings.training("hyla", 1)
+    for percent in (30, 50):
+        run = trainings.training(f"hyla-held-out-{percent}", 1)
+        assert run.task == replace(main.task, held_out=percent / 100)
+        assert (run.transformer, run.train) == (main.transformer, main.train)
+    for row in ("softmax", "hyla"):
+        equal, wide = trainings.training(f"equal-{row}-16", 1), trainings.training(f"{row}-width-16", 1)
+        assert (equal.task, equal.train) == (wide.task, wide.train)
+        assert equal.transformer.heads == trainings.training(row, 1).transformer.heads
+        assert parameters(equal.model) == pytest.approx(parameters(wide.model), rel=1e-3)
+    for row, like in trainings.TABLE_ROWS.items():
+        run = trainings.training(row, 1)
+        assert (run.task, run.train) == (main.task, trainings.training(like, 1).train)
+        assert run.transformer.heads[0] == ROWS[row].sized(8, 2)
+    rows = set(trainings.CHANGED) | set(trainings.MODELS)
+    assert rows | {"hyla-compete"} >= {*ROWS}
+    assert {trainings.long.LONG.row_of(trainings.training(row, 1)) for row in rows if "length" not in row} <= rows
+    options = argparse.Namespace(seeds=[2, 3], models=["hyla"], sraven=True, split=2, list=True)
+    trainings.train(options)
+    lines = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert lines == ["sraven-hyla-2", "sraven-split-2-hyla-3"]
+    crossed, own = trainings.pilot("hyla", 3, 2), trainings.pilot("hyla", 3)
+    assert crossed == replace(own, name=crossed.name, task=replace(own.task, split_seed=2))
+
+
+@pytest.fixture
+def study_of(tmp_path, monkeypatch):
+    """A study of runs with planted scores on unseen combinations; figures become their content."""
+    for kind in ("lines", "results"):
+        monkeypatch.setattr(figures, kind, lambda content, **_: content)
+    monkeypatch.setattr(long, "baselines_of", lambda point: {})
+
+    def make(scored):
+        runs, results = zip(*[(run, planted(run, tmp_path, score)) for run, score in scored], strict=True)
+        return Study.of("page", long.LONG, "paper", tmp_path, runs, results)
+
+    return make
+
+
+def planted(run, folder, score):
+    metric = run.task.metric
+    scores = {split: {metric: score, f"{metric}_se": 0.004} for split in run.train.evaluate}
+    courses = {split: {5000: {metric: score / 2}, run.train.steps: {metric: score}} for split in scores}
+    return finished(run, folder, scores, courses)
+
+
+def test_page_of_the_part_held_out(study_of):
+    """At 30 and 50 % HYLA is ahead and softmax behind linear; HYLA drops less than softmax and more than linear."""
+    trainings = loaded("benchmarks", "long_trainings.py")
+    scores = {"hyla": (0.9, 0.8, 0.7), "softmax": (0.8, 0.7, 0.4), "linear": (0.85, 0.75, 0.8)}
+    scored = []
+    for (model, by_percent), seed in itertools.product(scores.items(), long.SEEDS):
+        for percent, score in zip(long.HELD_OUT, by_percent, strict=True):
+            noise = 0.001 * (seed * (percent + len(model)) % 7)
+            scored.append((trainings.training(long.of_held_out(model, percent), seed), score + noise))
+    outcome = long.draw_held_out(study_of(scored))
+    assert [verdict.outcome for verdict in outcome.verdicts] == [YES, NO, YES, NO, NO]
+    assert [part.verdict for part in outcome.verdicts[-1].parts] == [YES, NO]
+    ((_, curves, _),) = outcome.pictures[0].figure
+    assert [list(curve) for curve in curves.values()] == [[30, 50, 70]] * 3
+    assert curves["Softmax"][70] == pytest.approx([0.4] * 5, abs=0.01)
+
+
+def test_pages_of_table_a1_and_of_equal_parameters(study_of):
+    trainings = loaded("benchmarks", "long_trainings.py")
+    scores = dict.fromkeys((*trainings.MODELS, *trainings.ABLATIONS, *trainings.TABLE_ROWS), 0.5)
+    scores |= {"hyla-deep": 0.7, "linear-moe": 0.3, "equal-hyla-16": 0.8, "equal-softmax-16": 0.6}
+    scored = []
+    for (row, score), seed in itertools.product(scores.items(), long.SEEDS):
+        noise = 0.002 * (seed * len(row) % 5)
+        scored.append((trainings.training(row, seed), score + noise))
+    study = study_of(scored)
+    outcomes = {verdict.claim: verdict.outcome for verdict in long.draw(study, long.TABLE).verdicts}
+    assert len(outcomes) == 6
+    assert [claim for claim, outcome in outcomes.items() if outcome == YES] == [test.claim for test in long.TABLE[:2]]
+    assert outcomes["mixture of experts helps each kind of heads"] == NO
+    (verdict,) = long.draw(study, long.EQUAL).verdicts
+    assert verdict.outcome == YES
+    (_, beside) = long.draw(study, long.TABLE).pictures
+    assert {long.NAMES[row] for row in ROWS} <= set(beside.figure)
+
+
+def test_page_of_two_splits_and_three_networks(study_of):
+    trainings = loaded("benchmarks", "long_trainings.py")
+    scored = []
+    for split, seed in itertools.product((2, 3), (1, 2, 3)):
+        scored.append((trainings.pilot("softmax", seed, split), 0.6))
+        scored.append((trainings.pilot("hyla", seed, split), 0.6 + (0.1 if split == 3 else -0.1)))
+    scored.append((trainings.pilot("hyla", 1), 0.9))  # its own split is neither
+    outcome = long.draw_splits(study_of(scored))
+    assert outcome.pictures[0].figure == {"split 2": pytest.approx([-0.1] * 3), "split 3": pytest.approx([0.1] * 3)}
+    assert outcome.rows[0] == ("2", "1", "0.600", "0.500", "−0.100")
+    assert outcome.verdicts == ()
+    assert {"sraven-split"} < set(trainings.rows_by_digest().values())

@@ -5,14 +5,14 @@ a run; it is a test from five seeds on.
 """
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from polyhead.analysis import figures
 from polyhead.analysis.claims import Estimate, Verdict, above, judge, no_difference
 from polyhead.papers.hyla.rows import HYLA, ROWS
-from polyhead.papers.outcome import Cells, Curves, FigureOutcome, Picture, Table
+from polyhead.papers.outcome import Cells, Curves, FigureOutcome, Panel, Picture, Table
 from polyhead.papers.study import FinishedRun, ModelRow, Study
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.fuzzy_logic.baselines import baselines as fuzzy_baselines
@@ -38,19 +38,34 @@ ABLATIONS = ("hyla-linear", "hyla-norms", "hyla-softmax", "linear-rms")
 WIDTHS = (2, 4, 8, 16)
 SETTINGS = {f"{name}-width-{width}": f"{ROWS[name].label}, width {width}" for name in MAIN for width in WIDTHS[1:]}
 SETTINGS |= {"softmax-dropout": "Softmax, dropout 0.1", "softmax-decay": "Softmax, decay 1.0"}
+# Per cent of the combinations that are held out; the main test has the last.
+HELD_OUT = (30, 50, 70)
+for _percent, _name in itertools.product(HELD_OUT[:-1], MAIN):
+    SETTINGS[f"{_name}-held-out-{_percent}"] = f"{ROWS[_name].label}, {_percent} % held out"
+# Heads of width 2 in a network as large as that with heads of width 16.
+SETTINGS |= {f"equal-{name}-16": f"{ROWS[name].label}, as large as with width 16" for name in ("hyla", "softmax")}
+# The other rows of Table A1.
+TABLE_ROWS = tuple(name for name in ROWS if name not in (*MAIN, *ABLATIONS))
+# Splits of the rules of SRAVEN on which seeds contradict each other, and the seeds of their networks.
+TWO_SPLITS, NETWORKS = (2, 3), (1, 2, 3)
 BASELINES = {"recall": "Recall", "mix": "Mixture", "gaussian_process": "Gaussian process", "ceiling": "Exact ceiling"}
 RAVEN_BASELINES = {"known_combinations": "Known combinations", "same_slot": "Same slot", "ceiling": "Exact ceiling"}
 # Model, setting or baseline -> its name in figures.
-NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS)} | SETTINGS | BASELINES | RAVEN_BASELINES
+NAMES = {name: ROWS[name].label for name in (*MAIN, *ABLATIONS, *TABLE_ROWS)} | SETTINGS | BASELINES | RAVEN_BASELINES
 # Metric of a task -> its name in the figure.
 WORDS = {"r2": "R²", "accuracy": "accuracy"}
 # The models of the long trainings, by the names of their runs.
-LONG = replace(HYLA, models={name: ModelRow(NAMES[name]) for name in (*MAIN, *ABLATIONS, *SETTINGS)})
+LONG = replace(HYLA, models={name: ModelRow(NAMES[name]) for name in (*MAIN, *ABLATIONS, *TABLE_ROWS, *SETTINGS)})
 
 
 def of_width(model: str, width: int) -> str:
     """Return the name of a model's runs with heads of this width."""
     return model if width == WIDTHS[0] else f"{model}-width-{width}"
+
+
+def of_held_out(model: str, percent: int) -> str:
+    """Return the name of a model's runs with this part of the combinations held out."""
+    return model if percent == HELD_OUT[-1] else f"{model}-held-out-{percent}"
 
 
 # --------------------------------------------------------------------------------------------------------------- tests
@@ -110,6 +125,27 @@ WIDE = (
 )
 
 
+# Of the other rows of Table A1.
+TABLE = (
+    ProtocolTest("table", "HYLA composes better with a deep value", (("hyla-deep", "hyla"),)),
+    ProtocolTest("table", "HYLA with a deep value is better than softmax", (("hyla-deep", "softmax"),)),
+    ProtocolTest("table", "HYLA composes better with a softmax before RMSHead", (("hyla-both", "hyla"),)),
+    ProtocolTest("table", "HYLA composes better than without both of its parts", (("hyla", "hyla-linear-norms"),)),
+    ProtocolTest(
+        "table", "linear heads with RMSHead compose worse with a nonlinear value", (("linear-rms", "linear-rms-relu"),)
+    ),
+    ProtocolTest("table", "mixture of experts helps each kind of heads", tuple((f"{name}-moe", name) for name in MAIN)),
+)
+
+# Of heads of width 2 in a network with the parameters of heads of width 16.
+_LARGE = "as large as with heads of width 16"
+EQUAL = (
+    ProtocolTest(
+        "equal", f"HYLA is better than softmax in a network {_LARGE}", (("equal-hyla-16", "equal-softmax-16"),)
+    ),
+)
+
+
 def width_tests() -> tuple[ProtocolTest, ...]:
     """Return HYLA over softmax and softmax over linear heads at every width, in one family."""
     tests = []
@@ -121,6 +157,20 @@ def width_tests() -> tuple[ProtocolTest, ...]:
 
 # Of the width of heads.
 WIDTH = width_tests()
+
+
+def held_out_tests() -> tuple[ProtocolTest, ...]:
+    """Return HYLA over softmax and softmax over linear heads with less held out, and HYLA's smaller drop."""
+    tests = []
+    for percent, (first, second) in itertools.product(HELD_OUT[:-1], itertools.pairwise(MAIN)):
+        claim = f"with {percent} % held out {ROWS[first].label} is better than {ROWS[second].label}"
+        tests.append(ProtocolTest("held out", claim, ((of_held_out(first, percent), of_held_out(second, percent)),)))
+    claim = "with 70 % in place of 30 % held out HYLA loses less than the others"
+    return (*tests, ProtocolTest("held out", claim, (("softmax", "hyla"), ("linear", "hyla")), "drop"))
+
+
+# Of the part held out.
+HELD_OUT_TESTS = held_out_tests()
 
 # Of SRAVEN.
 RAVEN_PAIRS = tuple(itertools.product(MAIN, ("same_slot", "known_combinations")))
@@ -232,7 +282,7 @@ MAIN_NOTE = (
 def draw(study: Study, tests: tuple[ProtocolTest, ...] = TESTS) -> FigureOutcome:
     """Draw scores on unseen combinations during training, and at equal skill on known ones; the tests, all numbers.
 
-    `tests`: those of the page: of the main test, `PARTS`, `WIDE` or `RAVENS`.
+    `tests`: those of the page: of the main test, `PARTS`, `TABLE`, `WIDE`, `EQUAL` or `RAVENS`.
     """
     # In the order of the models in figures.
     names = list(NAMES)
@@ -245,7 +295,7 @@ def draw(study: Study, tests: tuple[ProtocolTest, ...] = TESTS) -> FigureOutcome
         if ("unseen", name) in scores:
             baselines[NAMES[name]] = Estimate.of(scores_shown["unseen", name].dropna().to_dict()).mean
     pictures = [draw_courses(study.figure, drawn, scores_shown, baselines)]
-    if tests in (TESTS, PARTS):
+    if tests in (TESTS, PARTS, TABLE):
         pictures.append(beside_paper(f"{study.figure}-paper", scores_shown, baselines))
     notes = [NOTE]
     if tests is TESTS:
@@ -312,16 +362,69 @@ def beside_paper(stem: str, scores: Table, baselines: Mapping[str, float]) -> Pi
 def draw_width(study: Study) -> FigureOutcome:
     """Draw R² on unseen combinations over the width of heads, a line per kind of heads."""
     scores = measured(study.points)
-    curves: Curves = {}
-    for model, width in itertools.product(MAIN, WIDTHS):
-        by_seed = column(scores, "unseen", of_width(model, width)).reindex(SEEDS).dropna()
-        if len(by_seed):
-            curves.setdefault(NAMES[model], {})[width] = by_seed.to_list()
-    figure = figures.lines([("", curves, {})], x_label="width of a head", y_label="R², unseen", log_x=True)
+    figure = figures.lines(
+        [("", by_value(scores, WIDTHS, of_width), {})], x_label="width of a head", y_label="R², unseen", log_x=True
+    )
     caption = "R² on unseen combinations after 50,000 steps by the width of heads: standard errors, a dot per seed."
     notes = (NOTE, "Parameters grow with the width of heads.")
     picture = Picture(study.figure, caption, figure)
     return FigureOutcome([picture], rows_of(study.points, scores), verdicts(scores, WIDTH), notes, as_json(scores))
+
+
+def draw_held_out(study: Study) -> FigureOutcome:
+    """Draw R² on unseen combinations over the part of them that is held out, a line per kind of heads."""
+    scores = measured(study.points)
+    for model in MAIN:
+        with_least = column(scores, "unseen", of_held_out(model, HELD_OUT[0]))
+        scores["drop", model] = with_least - column(scores, "unseen", model)
+    panel: Panel = ("", by_value(scores, HELD_OUT, of_held_out), {})
+    figure = figures.lines([panel], x_label="per cent held out", y_label="R², unseen")
+    caption = "R² on unseen combinations after 50,000 steps by the part held out: standard errors, a dot per seed."
+    picture = Picture(study.figure, caption, figure)
+    judged = verdicts(scores, HELD_OUT_TESTS)
+    return FigureOutcome([picture], rows_of(study.points, scores), judged, (NOTE,), as_json(scores))
+
+
+def draw_splits(study: Study) -> FigureOutcome:
+    """Draw HYLA's accuracy less that of softmax heads for each of two splits of the rules and three networks."""
+    scores: dict[tuple[int, int], dict[str, float]] = {}
+    for point in study.points:
+        assert isinstance(point.run.task, Sraven)
+        split, seed = point.run.task.split_seed, point.run.seed
+        if split in TWO_SPLITS and seed in NETWORKS:
+            scores.setdefault((split, seed), {})[LONG.row_of(point.run)] = point.score(UNSEEN)
+    rows = []
+    differences: dict[str, list[float]] = {}
+    numbers: dict[str, dict[str, Any]] = {}
+    for (split, seed), by_model in sorted(scores.items()):
+        row = {"split": str(split), "network": str(seed)}
+        row |= {NAMES[model]: f"{score:.3f}" for model, score in by_model.items()}
+        if len(by_model) == 2:
+            difference = by_model["hyla"] - by_model["softmax"]
+            differences.setdefault(f"split {split}", []).append(difference)
+            row["HYLA − softmax"] = f"{difference:+.3f}".replace("-", "−")
+        rows.append(row)
+        numbers[f"split {split}, network {seed}"] = by_model
+    caption = "Accuracy on unseen combinations, HYLA less softmax heads, of three initial networks on each split."
+    notes = ("This page has no claim. The rule of its reading was written before its runs: protocol_additions.md.",)
+    pictures = []
+    if differences:
+        figure = figures.results(differences, score="accuracy on unseen combinations, HYLA − softmax")
+        pictures.append(Picture(study.figure, caption, figure))
+    return FigureOutcome(pictures, rows, (), notes, numbers)
+
+
+def by_value(scores: Table, values: Sequence[int], of_value: Callable[[str, int], str]) -> Curves:
+    """Return R² on unseen combinations of each kind of heads by value, a number per seed.
+
+    `of_value`: the name of a model's runs with a value.
+    """
+    curves: Curves = {}
+    for model, value in itertools.product(MAIN, values):
+        by_seed = column(scores, "unseen", of_value(model, value)).reindex(SEEDS).dropna()
+        if len(by_seed):
+            curves.setdefault(NAMES[model], {})[value] = by_seed.to_list()
+    return curves
 
 
 COLUMNS = {"known": "known", "unseen": "unseen", "novel": "unknown terms", "gap": "known − unseen"}
