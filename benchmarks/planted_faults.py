@@ -132,6 +132,8 @@ def noticed(fault: Fault, root: Path) -> str | None:
         path.write_text(text, encoding="utf-8")
     if done.returncode == 0:
         return None
+    if "ImportError while loading conftest" in done.stderr:
+        return "a conftest.py that cannot be imported"
     if done.returncode not in (1, 2):  # 2: an import failed
         raise SystemExit(f"planted_faults: pytest did not run\n{done.stdout}{done.stderr}")
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]

@@ -69,3 +69,13 @@ def test_the_page_has_both_pictures_and_every_number():
     assert page.count("0.850") == len(SCORES)
     assert len(page) < 1_500_000
     assert demo.page(curves, {}).count("<svg") == 1, "without trained models the race alone"
+
+
+def test_the_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsys):
+    curves = {racer: {"0": [(0, 0.5), (demo.RACE_STEPS, 0.9)]} for racer in demo.RACERS}
+    monkeypatch.setattr(cli_demo, "run_race", lambda seeds, workers: curves)
+    monkeypatch.setattr(cli_demo, "score_models", lambda: SCORES)
+    assert cli_demo.demo(tmp_path / "new" / "folder", workers=1) == 0
+    path = tmp_path / "new" / "folder" / "demo.html"
+    assert path.read_text() == demo.page(curves, SCORES)
+    assert path.as_uri() in capsys.readouterr().out

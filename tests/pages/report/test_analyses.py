@@ -79,6 +79,7 @@ def test_every_figure_is_a_file_with_the_same_name(raven):
     assert len(list(figures.iterdir())) == 2 * len(names)
     assert {"results", "curves-loss", "probes", "heads", "map-hyla-seed-0"} <= names
     assert "distribute-three</text>" in page.figure("map-hyla-seed-0")
+    assert page.content.index(">Maps of the latent code</h2>") < page.content.index('<figure id="map-hyla-seed-0"')
 
 
 def test_figures_are_well_formed_and_follow_the_theme_and_ids_are_unlike(raven):
