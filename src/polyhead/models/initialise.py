@@ -41,11 +41,13 @@ def initialise(model: nn.Module, preset: str) -> None:
     one_of("initialise", "preset", preset, PRESETS)
     if all(parameter.is_meta for parameter in model.parameters()):
         return  # the meta device has nothing to fill, and checking each parameter would take most of the time
-    joint = {id(module.qkv) for module in model.modules() if isinstance(module, MultiHeadAttention)}
+    # A drop-in for nn.MultiheadAttention has PyTorch's maps in place of `qkv`, and keeps its own initial values.
+    layers = [m for m in model.modules() if isinstance(m, MultiHeadAttention) and hasattr(m, "qkv")]
+    joint = [layer.qkv for layer in layers]
     for module in model.modules():
-        if id(module) in joint:  # filled in parts, with the attention around it
+        if module in joint:  # filled in parts, with the attention around it
             continue
-        if isinstance(module, MultiHeadAttention):
+        if module in layers:
             # Queries, keys and values each have their own number of rows as fan-out, as separate maps would.
             for rows in module.qkv.weight.split(module.widths):
                 _matrix(rows, module.dim, rows.shape[0], preset)

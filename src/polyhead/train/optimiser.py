@@ -50,7 +50,9 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
 
     Raises ValueError for a module type that is not in the table: a new layer must declare its parameters.
     """
-    qkv = {id(m.qkv.bias) for m in model.modules() if isinstance(m, MultiHeadAttention) and m.qkv.bias is not None}
+    # A drop-in for nn.MultiheadAttention has PyTorch's maps in place of `qkv`.
+    layers = [m for m in model.modules() if isinstance(m, MultiHeadAttention) and hasattr(m, "qkv")]
+    qkv = {id(layer.qkv.bias) for layer in layers if layer.qkv.bias is not None}
     members = [m for m in model.modules() if isinstance(m, OwnHeads)]
     kinds = {id(p): "weights" if p.ndim > 1 else "norms" for module in members for p in module.parameters()}
     for path, module in model.named_modules():
