@@ -2,12 +2,10 @@
 
     attend(heads, module, query, key, value, attention_mask, scaling=, ...) -> (b t h e), None
 
-Masks are those of SDPA; no mask in a causal module means the causal mask.  Heads are only called as a module, so that
-wrappers (PEFT, torch.compile, FSDP) work.
+Masks are those of SDPA.  Heads are only called as a module, so that wrappers (PEFT, torch.compile, FSDP) work.
 
 Relational heads read more than q, k and v.  Their attention module is a subclass (`with_symbols`) that passes the
-stream to the heads.  In place of the cache it passes `RelationalInputs`, which puts symbols in place of values and
-appends relation keys to the keys; so any cache of transformers stores them.
+stream to the heads, and `RelationalInputs` in place of the cache.
 """
 
 import dataclasses
@@ -182,7 +180,8 @@ def is_quantised(weight: Tensor) -> bool:
 class RelationalInputs:
     """Inputs of relational heads beside q, k and v in one call: the stream, symbols, and all relation keys.
 
-    It takes the place of a cache: `update` stores symbols as values, and appends relation keys to each key.
+    It takes the place of a cache: `update` stores symbols as values, and appends relation keys to each key.  So any
+    cache of transformers stores them.
     """
 
     def __init__(self, from_stream: FromStream, cache: Any, num_cached: int) -> None:

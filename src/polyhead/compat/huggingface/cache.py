@@ -1,5 +1,4 @@
-"""Our cache with the interface that `GenerationMixin` of transformers needs: it has a length, its rows can be reordered
-(beam search), and it can be cropped (assisted generation)."""
+"""Our cache with the interface that `GenerationMixin` of transformers needs."""
 
 from typing import Any
 

@@ -158,21 +158,21 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
 
 
 def called_layers(model: nn.Module, called: Mapping[nn.Module, str]) -> dict[str, str]:
-    """What computed the layers that were called.  Raises ValueError if a layer ignored heads of ours."""
-    ours = [module for module in called if called[module] != ITS_OWN]
+    """What computed the layers that were called.  Raises ValueError if a layer ignored heads of callers."""
+    callers = [module for module in called if called[module] != ITS_OWN]
     config, kind = getattr(model, "config", None), type(model).__name__
     implementation = getattr(config, "_attn_implementation", None)
-    if is_polyhead(implementation) and not ours:
+    if is_polyhead(implementation) and not callers:
         raise ValueError(f"polyhead: {kind} has {implementation!r} but none of its layers calls it")
-    indices = {getattr(module, "layer_idx", None) for module in ours}
+    indices = {getattr(module, "layer_idx", None) for module in callers}
     for i, heads in enumerate(getattr(config, "polyhead_heads", None) or ()):
         if heads is not None and i not in indices:
             raise ValueError(f"polyhead: layer {i} of {kind} must call the heads of its configuration")
     # A module that contains, or is part of, one that called us is no further layer; nor is a part of another layer.
-    covered = {part for module in ours for part in module.modules()}
+    covered = {part for module in callers for part in module.modules()}
     layers = {}
     for name, module in model.named_modules():
-        if module in ours:
+        if module in callers:
             layers[name] = called[module]
         elif module in called and module not in covered and covered.isdisjoint(module.modules()):
             implementation = getattr(getattr(module, "config", None), "_attn_implementation", None)

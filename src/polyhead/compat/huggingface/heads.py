@@ -1,12 +1,9 @@
 """Our heads in a transformers model: by name, by configuration, or swapped into a trained checkpoint.
 
-    register()
-    AutoModelForCausalLM.from_config(llama, attn_implementation="polyhead_hyla")      to try: the name is not saved
-    AutoModelForCausalLM.from_config(with_heads(llama, ph.Hyla(32, kv_heads=8)))      saved and loaded as it is
-    swap_heads(model, [4, 5], [ph.Softmax(16), ph.Relational(16)])                    a checkpoint, weights kept
-
-A configuration with heads has its own class and model type ("polyhead_llama" for "llama"), so loading it without this
-module is an error.
+register()
+AutoModelForCausalLM.from_config(llama, attn_implementation="polyhead_hyla")      to try: the name is not saved
+AutoModelForCausalLM.from_config(with_heads(llama, ph.Hyla(32, kv_heads=8)))      saved and loaded as it is
+swap_heads(model, [4, 5], [ph.Softmax(16), ph.Relational(16)])                    a checkpoint, weights kept
 """
 
 import copy
@@ -66,12 +63,7 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     """A copy of a transformers configuration with the heads of each layer; a model made from it checks their sizes.
 
     `heads`: groups for all layers, or a list per layer, in which None leaves a layer's attention unchanged.
-
-    >>> import transformers
-    >>> llama = transformers.LlamaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-    >>> mixed = with_heads(llama, [None, [Softmax(2), Hyla(2)]])
-    >>> type(transformers.AutoModelForCausalLM.from_config(mixed)).__name__, mixed.model_type
-    ('PolyheadLlamaForCausalLM', 'polyhead_llama')
+    The copy has its own class and model type, "polyhead_llama" for "llama".
 
     `from_pretrained(folder, config=with_heads(...))` reads an ordinary checkpoint into such a model.
     """
@@ -95,12 +87,12 @@ def swap_heads(
     >>> model(torch.randint(100, (2, 7))).logits.shape
     torch.Size([2, 7, 100])
 
-    All weights stay, as the same parameter objects: the new heads read the model's queries, keys and values in order.
-    Relational heads get new relations and symbols; symbols are mapped by a copy of their rows of v_proj.  The model
-    gets a copy of its configuration that has the heads, so it can be saved.  Swap before a model is wrapped (PEFT).
+    All weights stay: the new heads read the model's queries, keys and values in order.  Relational heads get new
+    relations and symbols; symbols are mapped by a copy of their rows of v_proj.  The model gets a copy of its
+    configuration that has the heads, so it can be saved.  Swap before a model is wrapped (PEFT).
 
-    Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for heads that do not match the model.
-    The model is then unchanged.
+    Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for heads that do not match the model,
+    which is then unchanged.
     """
     register()
     config: Any = model.config
@@ -141,8 +133,7 @@ def layer_heads(config: Any) -> Layers:
 class HoldsHeads:
     """Mixin of a configuration class: it holds `polyhead_heads` and fixes `attn_implementation` to that of the heads.
 
-    The file has the implementation, too, so that even a class used by name, LlamaForCausalLM, refuses it if ours are
-    not registered.
+    Files have the implementation, too: LlamaForCausalLM refuses it if ours are not registered.
     """
 
     polyhead_heads: list[Any] | None

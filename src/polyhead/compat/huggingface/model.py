@@ -104,26 +104,17 @@ class PolyheadModel(transformers.PreTrainedModel):
         return outputs if isinstance(outputs, TiedOutput) else getattr(outputs, "linear", None)
 
     def _read(
-        self,
-        input_ids: Tensor | None,
-        attention_mask: Tensor | None,
-        caches: tuple[object, object],
-        inputs_embeds: Tensor | None,
-        position_ids: Tensor | None,
-        options: dict[str, Any],
-        known: tuple[str, ...] = (),
-        *,
-        tail: int | None = None,
-        lazy: bool = False,
+        self, arguments: tuple[Any, ...], *known: str, tail: int | None = None, lazy: bool = False
     ) -> tuple[Tensor, dict[str, Any]]:
         """Our transformer's output for tokens or embeddings, and further fields of transformers' outputs: the cache,
         the stream before each block and the final one, and the latent codes of all pairs (b h t s).
 
-        `caches`: what came as `cache` and as `past_key_values`.  `tail`: only the last positions.  `lazy`: the stream
-        after the last norm in place of the outputs.  Raises ValueError for `options` that are not `known`, unless they
-        are None or False.
+        `arguments`: those of `forward`; `cache` and `past_key_values` are the third.  `tail`: only the last positions.
+        `lazy`: the stream after the last norm in place of the outputs.  Raises ValueError for options that are not
+        `known`, unless they are None or False.
         """
         name = type(self).__name__
+        input_ids, attention_mask, caches, inputs_embeds, position_ids, options = arguments
         cache = select_cache(name, *caches)
         if options.pop("use_cache", None) and cache is None:
             cache = PolyheadCache(len(self.model.blocks))
@@ -140,7 +131,7 @@ class PolyheadModel(transformers.PreTrainedModel):
                 raise ValueError(f"{name}: it takes no argument {option}")
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError(f"{name}: give input_ids (b t) or inputs_embeds (b t m)")
-        inputs: Any = inputs_embeds if input_ids is None else input_ids
+        inputs = inputs_embeds if input_ids is None else input_ids
         mask, positions, cu_seqlens = place_tokens(name, inputs, attention_mask, position_ids, cache)
         # A requested stream must be complete, and so must packed sequences: then the tail is cut out afterwards.
         is_cut = tail is not None and states is None and cu_seqlens is None
@@ -185,7 +176,7 @@ class PolyheadModel(transformers.PreTrainedModel):
         """The inputs are those of `PolyheadForCausalLM`."""
         caches, lazy = (cache, past_key_values), not isinstance(self.model.outputs, nn.Identity)  # of `base_model`
         arguments = input_ids, attention_mask, caches, inputs_embeds, position_ids, options
-        x, fields = self._read(*arguments, lazy=lazy)
+        x, fields = self._read(arguments, lazy=lazy)
         return BaseModelOutputWithPast(last_hidden_state=x, **fields)
 
 
@@ -248,9 +239,9 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (b t c), and with `labels` (b t; -100: not scored) the mean loss of each next token.
 
-        `attention_mask` (b s), s counting the tokens in the cache, too, is 0 at padding, on either side.  `cache` is
-        also called `past_key_values`.  `position_ids` (b|1 t) are by default the number of real tokens before each.  If
-        those of one row (1 t) without padding restart at 0, they mean several packed sequences.
+        `attention_mask` (b s), s counting the tokens in the cache, too, is 0 at padding.  `cache` is also called
+        `past_key_values`.  `position_ids` (b|1 t) are by default the number of real tokens before each.  Where those of
+        one row (1 t) without padding restart at 0, another packed sequence begins.
 
         Raises ValueError for a mask that contradicts the cache, for packed sequences with a cache or padding, and for
         other arguments.
@@ -258,7 +249,7 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
         tail = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep > 0 else None
         caches = cache, past_key_values
         arguments = input_ids, attention_mask, caches, inputs_embeds, position_ids, options
-        logits, fields = self._read(*arguments, LOSS_OPTIONS, tail=tail)
+        logits, fields = self._read(arguments, *LOSS_OPTIONS, tail=tail)
         if isinstance(logits_to_keep, Tensor):  # indices of tokens; an integer is a number of last tokens
             logits = logits[:, logits_to_keep]
         loss = None if labels is None else self._loss(logits, labels, options)

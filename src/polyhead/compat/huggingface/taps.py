@@ -1,4 +1,4 @@
-"""The latent code of any Hugging Face model that calls its attention through the interface of transformers."""
+"""Latent codes of Hugging Face models that call their attention through the interface of transformers."""
 
 import contextlib
 import dataclasses
@@ -46,10 +46,14 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
     taps: list[Taps] = []
 
     def heads(name: str, q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: None) -> Tensor:
+        if limits.causal:  # a user may choose some queries of a mask
+            visible = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()[None, None]
+            visible = visible if limits.mask is None else visible & limits.mask
+            limits = dataclasses.replace(limits, mask=visible, causal=False)
         call = limits.call({"q": q, "k": k, "v": v}, 0, q.shape[2])
         unknown = dict.fromkeys(("w_value", "b_value", "w_out"))
-        scale, masks = q.shape[-1] ** -0.5, {"mask": call.mask, "causal": call.causal}
-        group = tapped(SOFTMAX, call, SOFTMAX(call), scale=scale, **masks, **unknown)
+        scale = q.shape[-1] ** -0.5
+        group = tapped(SOFTMAX, call, SOFTMAX(call), mask=call.mask, causal=False, scale=scale, **unknown)
         # The soft cap and the sinks are those of the model.
         extras = {"softcap": call.softcap, "sinks": call.sinks}
         group = dataclasses.replace(group, coder=partial(code_with, code_of("softmax"), extras))
