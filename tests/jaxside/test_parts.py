@@ -8,6 +8,7 @@ jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
 jnp = jax.numpy
 
 from polyhead import jaxside, ops, spec  # noqa: E402
+from polyhead.jaxside.rope import rope_angles  # noqa: E402
 
 POSITIONS = np.array([[0, 1, 2, 7, 99_999], [3, 4, 5, 6, 1_000_000]])
 """Positions, some so far away that a float32 product would be off in the second digit."""
@@ -75,3 +76,12 @@ def test_parts_equal_those_of_pytorch():
             assert (x.shape, x.dtype) == (y.shape, dtype), name
             np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * max(1, np.abs(y).max()), err_msg=name)
     assert not actual["code, rms_heads"][0][:, :, 2].any()
+
+
+def test_angles_without_float64_are_exact_up_to_whole_turns():
+    with jax.enable_x64(False):
+        angles = rope_angles(jnp.array([0, 7, 99_999, 1_000_000, -5]), 8)
+    assert angles.dtype == jnp.float32
+    exact = np.array([0, 7, 99_999, 1_000_000, -5])[:, None] * 1e4 ** (-np.arange(0, 8, 2) / 8)
+    np.testing.assert_allclose(np.cos(angles), np.cos(exact), atol=2e-6)
+    np.testing.assert_allclose(np.sin(angles), np.sin(exact), atol=2e-6)

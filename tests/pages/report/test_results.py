@@ -111,6 +111,13 @@ def test_splits_have_the_names_of_the_task_and_the_most_telling_one_is_the_headl
     assert runs.in_order(["train", "own", "novel_x", "iid", "novel"]) == ["novel_x", "novel", "own", "iid", "train"]
 
 
+def test_settings_that_differ_beside_the_heads_are_named(tmp_path):
+    two_settings = (run_of("hyla"), run_of("softmax", lr=3e-3))
+    run_folders = [fabricate(tmp_path, run, {"iid": (0.5, 0.1)}) for run in two_settings]
+    page = written(run_folders, tmp_path / "r.html")
+    assert page.cells("train.lr") == ["0.001", "0.003"]
+
+
 # ------------------------------------------------------------------------------------------------------- damaged, odd
 def test_torn_rows_and_missing_checkpoints_are_noted(tmp_path):
     (folder,) = folders(tmp_path, {"softmax": [0.7]})
