@@ -158,7 +158,7 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
 
 
 def called_layers(model: nn.Module, called: Mapping[nn.Module, str]) -> dict[str, str]:
-    """What computed the layers that were called.  Raises ValueError if a layer ignored heads of callers."""
+    """What computed the layers that were called.  Raises ValueError if a layer ignored our heads."""
     callers = [module for module in called if called[module] != ITS_OWN]
     config, kind = getattr(model, "config", None), type(model).__name__
     implementation = getattr(config, "_attn_implementation", None)
