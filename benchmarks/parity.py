@@ -9,8 +9,9 @@
     cache    decoding such models in pieces with a cache beside the whole sequence
 
 In float64 the largest error must be below 1e-9 of the largest number of its row, see `row_error` and `float64_limit`.
-In other dtypes the error, as a norm, must be at most three times that of the reference in the same dtype, plus SLACK or some roundings.  A failure is printed
-with the options that repeat it, such as `--ops 1 --first 123`; the exit code is then 1.
+In other dtypes the error, as a norm, must be at most three times that of the reference in the same dtype, plus SLACK or
+some roundings.  A failure is printed with the options that repeat it, such as `--ops 1 --first 123`; the exit code is
+then 1.
 """
 
 import argparse
