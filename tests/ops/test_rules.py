@@ -9,7 +9,7 @@ import itertools
 
 import pytest
 import torch
-from refusals import refusing
+from refusals import refused, refusing
 from rules import ALL, REQUIRED_OPTIONS, options_of_scores, output_and_gradients, sample_count
 from some import some
 from torch.testing import assert_close
@@ -273,3 +273,27 @@ def test_an_output_may_be_written_to(problem, arguments, op, impl):
         assert "modified by an inplace operation" in str(error)  # noqa: PT017
         return
     assert_close(gradients, torch.autograd.grad(3 * plain.sum(), tensors))
+
+
+# ------------------------------------------------------------------------------------------------- kinds of arguments
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"bias": "none"}, r"softmax_attention: bias must be a Tensor \(.*\) but is a str"),
+        ({"mask": [True]}, r"softmax_attention: mask must be a Tensor \(.*\) but is a list"),
+        ({"v": None}, r"softmax_attention: v must be a Tensor \(.*\) but is a NoneType"),
+    ],
+)
+def test_what_is_no_tensor_is_refused(arguments, line):
+    x = torch.zeros(1, 2, 1, 4)
+    refused(lambda: ops.softmax_attention(**{"q": x, "k": x, "v": x, **arguments}), line)
+
+
+def test_a_bias_is_not_rounded_under_autocast():
+    """In bfloat16 both scores of this bias are 256."""
+    q, v = torch.zeros(1, 2, 1, 4), torch.eye(2)[None, :, None]
+    bias = torch.tensor([256.0, 256.5]).expand(1, 1, 2, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = ops.softmax_attention(q, q, v, bias=bias)
+    expected = torch.tensor([0.0, 0.5]).softmax(0)
+    torch.testing.assert_close(output[0, 0, 0].float(), expected, atol=2e-3, rtol=0)
