@@ -120,6 +120,15 @@ def test_the_cache():
     assert not sums.is_croppable  # although there are as many heads as tokens
 
 
+def test_positions_are_counted_from_the_first_real_token():
+    """Without position_ids, with padding on the left: positions are learned, so another count gives other logits."""
+    model, alone = make("dual"), tokens(1, 4)
+    padded = torch.cat((torch.zeros_like(alone), alone), 1)
+    with torch.no_grad():
+        logits = model(padded, attention_mask=(padded > 0).long()).logits
+        assert_close(logits[:, 4:], model(alone).logits)
+
+
 def test_several_sequences_in_one_row():
     """As from the library's collators without padding: positions restart in each sequence."""
     model, (first, second) = make("dual"), (tokens(1, 4), tokens(1, 3, seed=2))

@@ -112,6 +112,8 @@ def test_new_parameters_begin_with_the_rows_of_the_values():
     assert torch.equal(group.value.bias, attention.v_proj.bias[:6])
     assert group.q_rel.weight.dtype == group.relation_weight.dtype == F64
     assert attention.polyhead.symbols[0].table.shape == (32, 24)
+    attention = hf.swap_heads(llama(), [1], (ph.Softmax(2), ph.Relational(2))).model.layers[1].self_attn
+    assert torch.equal(attention.polyhead.groups[1].value.weight, attention.v_proj.weight[6:])  # of the last heads
 
 
 @pytest.mark.parametrize("name", ["hyla", "positions"])

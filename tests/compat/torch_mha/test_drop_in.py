@@ -114,7 +114,9 @@ def test_a_causal_hint():
         options = {**limit, "need_weights": need_weights, "is_causal": True}
         assert_close(drop_in(*qkv, **options), reference(*qkv, **options), **EXACT)
     fewer_queries, options = (qkv[0][:, :T], *qkv[1:]), {"attn_mask": mask[:T], "is_causal": True}
-    assert_close(drop_in(*fewer_queries, **options), reference(*fewer_queries, **options), **EXACT)
+    for need_weights in (True, False):
+        options["need_weights"] = need_weights
+        assert_close(drop_in(*fewer_queries, **options), reference(*fewer_queries, **options), **EXACT)
     taps = capture(drop_in, *qkv, attn_mask=slopes, is_causal=True)
     assert_close(taps[0].groups[0].code(), drop_in(*qkv, attn_mask=slopes, average_attn_weights=False)[1])
 

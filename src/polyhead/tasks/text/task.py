@@ -55,7 +55,6 @@ class Text(Task):
         Hugging Face Hub through `datasets`: the first `limit` bytes of its `column`.
     tokenizer: "bytes"; "bpe:4096", a byte-level byte-pair encoding with 4096 tokens, trained on the training text; a
         tokenizer.json of `tokenizers`; or one of the Hub, such as "hub:openai-community/gpt2".
-    folder: where the token files are stored.
 
     The windows of a held-out split score each token but the first once, in a shuffled order that is the same for every
     seed.  Scores are comparable only with the same `fingerprint`: another Python version has another standard library.
@@ -127,10 +126,11 @@ class Text(Task):
         else:
             source += [self.limit, self.column]
             pieces = functools.partial(sources.read_hub, *source)
-        codec = self._existing_codec
+        # A folder for each text and tokenizer: a readable name, and a hash of all that decides the tokens.
         name = re.sub(r"[^A-Za-z0-9]+", "-", self.data)[-40:].strip("-")
-        name += f"-{stream(0, repr([getattr(codec, 'digest', self.tokenizer), source])):016x}"
-        return open_corpus(folder / name, self.data, pieces, self.tokenizer, codec)
+        source.append(getattr(self._existing_codec, "digest", self.tokenizer))
+        path = folder / f"{name}-{stream(0, repr(source)):016x}"
+        return open_corpus(path, self.data, pieces, self.tokenizer, self._existing_codec)
 
     # ---------------------------------------------------------------------------------------------------------- batches
     def count(self, split: str) -> int | None:
