@@ -25,7 +25,7 @@ from pathlib import Path
 from polyhead.config import Run, Train, digest
 from polyhead.models.size import parameters
 from polyhead.papers.hyla import inside, long
-from polyhead.papers.hyla.sizes import FUZZY, SRAVEN, SRAVEN_SPLITS, make
+from polyhead.papers.hyla.runs import FUZZY, SRAVEN, SRAVEN_SPLITS, make
 from polyhead.papers.outcome import Figure
 from polyhead.papers.page import write_all
 from polyhead.papers.reproduce import described

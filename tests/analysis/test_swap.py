@@ -13,7 +13,7 @@ from polyhead.analysis.swap import CODES, codes_of, controls, replaced
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.base import stream
 from polyhead.tasks.fuzzy_logic.task import zadeh
-from polyhead.train.evaluation import predict
+from polyhead.train.network import predict
 
 TASK = FuzzyLogic(variables=3, terms=2, length=8, held_out=0.5)
 HEADS = [

@@ -17,7 +17,7 @@ from polyhead.config import digest
 from polyhead.models.size import parameters
 from polyhead.papers.dual.models import CLOSE, DUAL
 from polyhead.papers.hyla.rows import HYLA, OURS, ROWS
-from polyhead.papers.hyla.sizes import FUZZY, SRAVEN, fuzzy_task, make, sraven_task
+from polyhead.papers.hyla.runs import FUZZY, SRAVEN, fuzzy_task, make, sraven_task
 from polyhead.papers.language.models import LANGUAGE
 from polyhead.papers.recipes import FIGURES, RECIPES, SHORT, STUDIES, default_scale
 from polyhead.papers.reproduce import runs_of as runs_for

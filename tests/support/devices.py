@@ -16,9 +16,9 @@ from tiny_runs import before_batch, tiny
 import polyhead as ph
 from polyhead.models.build import build
 from polyhead.tasks import Text
-from polyhead.train import evaluate, evaluation, run
+from polyhead.train import evaluate, network, run
 from polyhead.train.__main__ import main as worker
-from polyhead.train.parallel import let_go, placed
+from polyhead.train.parallel import let_go, shard
 from polyhead.train.world import World
 
 OFTEN = {"eval_batches": 2, "keep": 9, "log_every": 2, "eval_every": 13, "save_every": 10}
@@ -80,7 +80,7 @@ def train(root: pathlib.Path, *cases: str) -> None:
                     (root / f"evaluated-{world.size}.json").write_text(json.dumps(scores))
                 continue
             kind, parallel = case.split("-")
-            evaluation.LAZY = 1 if kind == "text" else 2**26
+            network.LAZY = 1 if kind == "text" else 2**26
             run(RUNS[kind](root / case, parallel=parallel), progress=False)
 
 
@@ -88,7 +88,9 @@ def evaluations(parallel: str, world: World) -> dict[str, dict[str, float]]:
     """Scores of a fresh model, by batch size and parts."""
     config = fuzzy("unused")
     torch.manual_seed(1)
-    model = placed(build(config.model), world, parallel)
+    model = build(config.model)
+    if parallel == "sharded":
+        shard(model, world)
     scores = {
         name: evaluate(model, config.task, "iid", batches=2, batch_size=size, accumulate=parts, world=world)
         for name, (size, parts) in {"uneven": (5, 2), "few": (2, 1), "one": (1, 1)}.items()

@@ -8,7 +8,7 @@ import torch
 from run_folders import same
 
 import polyhead.train
-from polyhead.train import device, products, trainer
+from polyhead.train import device, trainer
 
 
 def test_the_caller_keeps_threads_dtype_determinism_and_random_state(tiny, tmp_path, at_step):
@@ -88,7 +88,7 @@ def test_two_threads_do_not_train_at_once(tiny, tmp_path, at_step):
 def test_the_callers_matmul_precision_does_not_change_a_run(tiny, tmp_path, uninterrupted, at_step, precision):
     """It stays the caller's after the run.  In the run it is the run's own, also where processors round alike."""
     precision_in_run = []
-    at_step(0, lambda: precision_in_run.append(products.SWITCH.fp32_precision))
+    at_step(0, lambda: precision_in_run.append(device.SWITCH.fp32_precision))
     torch.set_float32_matmul_precision(precision)
     try:
         polyhead.train.run(tiny(tmp_path), progress=False)
@@ -97,5 +97,5 @@ def test_the_callers_matmul_precision_does_not_change_a_run(tiny, tmp_path, unin
         torch.set_float32_matmul_precision("highest")
         for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
             backend.fp32_precision = "none"
-    assert precision_in_run == [products.FAST if products.onednn_is_exact() else products.STOCK]
+    assert precision_in_run == [device.FAST if device.onednn_is_exact() else device.STOCK]
     same(tmp_path, uninterrupted)

@@ -7,7 +7,8 @@ import torch
 
 import polyhead as ph
 from polyhead.tasks import Images, Maths
-from polyhead.train.evaluation import evaluate, predict, summary
+from polyhead.train.evaluation import evaluate, summary
+from polyhead.train.network import predict
 
 
 class Guess(torch.nn.Module):

@@ -14,7 +14,7 @@ from polyhead.tasks import KINDS, Images, Maths
 from polyhead.tasks.base import Batch
 from polyhead.tasks.classification import Classification
 from polyhead.train import evaluate, fast_products, load_model, run
-from polyhead.train.evaluation import predict
+from polyhead.train.network import predict
 
 SPLITS = ("train", "iid")
 MATHS = Maths(question=60, answer=5)

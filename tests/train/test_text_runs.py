@@ -15,7 +15,7 @@ from torch import nn
 import polyhead as ph
 from polyhead.models.inputs_outputs import LazyLogits
 from polyhead.tasks import Text
-from polyhead.train import evaluation as scoring, run
+from polyhead.train import network, run
 from polyhead.train.store.folder import read_metrics
 
 
@@ -59,7 +59,7 @@ def lazy(monkeypatch):
         return cross_entropy(self, targets)
 
     monkeypatch.setattr(LazyLogits, "cross_entropy", ask)
-    monkeypatch.setattr(scoring, "LAZY", 1)
+    monkeypatch.setattr(network, "LAZY", 1)
     return shapes
 
 

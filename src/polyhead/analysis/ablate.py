@@ -18,7 +18,7 @@ from polyhead.models.transformer import Transformer
 from polyhead.spec.shapes import check_number
 from polyhead.tasks.base import Batch, Task
 from polyhead.tasks.task import Score, check_split
-from polyhead.train.evaluation import predict
+from polyhead.train.network import predict
 
 
 def zero_heads(

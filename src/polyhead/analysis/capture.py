@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyhead.layers.taps import OWN, GroupTaps, Taps, looking
 from polyhead.ops.call import AttentionCall, Masks
 from polyhead.tasks.base import Batch
-from polyhead.train.evaluation import sources
+from polyhead.train.network import sources
 
 INTEGER = (int, np.integer)
 

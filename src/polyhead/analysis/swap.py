@@ -26,7 +26,7 @@ from polyhead.ops.linear.op import linear_attention
 from polyhead.spec.shapes import check_number, one_of
 from polyhead.tasks.base import Batch, Task, stream
 from polyhead.tasks.task import Score, check_split
-from polyhead.train.evaluation import predict
+from polyhead.train.network import predict
 
 # The code that the last token gets: that of its sequence, the donor's (of a sequence with another rule), a third
 # sequence's, the donor's with its heads in a random order, or zero.

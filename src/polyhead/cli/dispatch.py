@@ -71,9 +71,10 @@ def _run(arguments: list[str]) -> int:
         common, words = options.parse_known_args(arguments)
     except argparse.ArgumentError as error:
         raise ValueError(f"polyhead: {error}") from None
-    from polyhead.extensions import bring
+    if common.modules:
+        from polyhead.extensions import bring
 
-    bring(common.modules)
+        bring(common.modules)
     with printing(common.json, common.quiet):
         try:
             return _call(words)

@@ -4,8 +4,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from polyhead.cli.options import Device, RunFolder
 from polyhead.cli.output import emit
-from polyhead.cli.parse import Device, RunFolder
 from polyhead.train.messages import escape
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from polyhead.cli.options import Device
 from polyhead.cli.output import emit, write
-from polyhead.cli.parse import Device
 from polyhead.cli.train import write_failures
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import tyro
 
+from polyhead.cli.options import Device, RunFolder, RunFolders
 from polyhead.cli.output import emit, write, write_table
-from polyhead.cli.parse import Device, RunFolder, RunFolders
 from polyhead.cli.train import write_scores
 from polyhead.spec.shapes import check_number
 

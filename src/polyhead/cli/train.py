@@ -1,8 +1,12 @@
 """The commands train and resume, and the runs of a recipe with changed fields."""
 
 import argparse
+import contextlib
 import inspect
+import io
 import itertools
+import sys
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from polyhead.cli import files
+from polyhead.cli.options import RunFolder
 from polyhead.cli.output import Row, emit, write, write_error, write_table
-from polyhead.cli.parse import RunFolder, parse_fields
 from polyhead.spec.shapes import one_of
 
 if TYPE_CHECKING:
@@ -106,7 +110,10 @@ def configure(
             changed = []
             for base in bases:
                 options = parse_fields(make_options(base), words, f"polyhead {verb} {recipe}", text)
-                changed.append(files.fit_model(options.run, base))
+                run = options.run
+                if run.task != base.task:
+                    run = files.fit_model(run, base)
+                changed.append(run)
             old_seeds = [base.seed for base in bases]
             moves_seeds = [run.seed for run in changed] != old_seeds
             for run, old_seed in zip(changed, old_seeds, strict=True):
@@ -114,6 +121,38 @@ def configure(
                     run = reseeded(replace(run, seed=old_seed), run.seed)
                 runs.append(run)
     return runs, options
+
+
+def parse_fields(default: Any, words: list[str], prog: str, description: str) -> Any:
+    """Return `default` with the fields that `words` change; --help prints all fields and exits.
+
+    A wrong option is explained by tyro, which exits with 2.  Raises ValueError if a configuration refuses a value.
+    """
+    markers: Any = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
+    errors = io.StringIO()
+    try:
+        # tyro prints its box before we know the cause; it is held back, because a refused value gets one line.
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                type(default), default=default, args=words, prog=prog, description=description, config=markers
+            )
+    except SystemExit as end:
+        refusal = _refusal(end)
+        if refusal is not None:
+            raise ValueError(refusal) from None
+        sys.stderr.write(errors.getvalue())
+        raise
+
+
+def _refusal(end: SystemExit) -> str | None:
+    """The message of the configuration that refused a value, which tyro wraps in a box; None for tyro's own errors."""
+    error = end.__context__
+    while error is not None:
+        functions = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+        if isinstance(error, ValueError) and "__post_init__" in functions:
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _with_heads(verb: str, run: "Run", words: str) -> "Run":
@@ -194,7 +233,8 @@ def train_runs(
     """Train one run on one or several devices, or several runs in parallel; print scores, return the exit code."""
     from polyhead.scale.sweep.jobs import sweep
     from polyhead.scale.sweep.naming import labels
-    from polyhead.train import Result, run
+    from polyhead.train.store.folder import Result
+    from polyhead.train.trainer import run
 
     if len(runs) > 1 and devices != 1:
         raise ValueError(f"polyhead train: --devices is for one run but there are {len(runs)}")

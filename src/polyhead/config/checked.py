@@ -1,4 +1,4 @@
-"""The base classes of configurations.  msgspec checks the types and bounds of the fields in the constructor."""
+"""The base classes of configurations: msgspec checks the fields in the constructor; `to_dict` gives JSON values."""
 
 import dataclasses
 import functools
@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
+
+from polyhead.extensions import kind_of
 
 # ------------------------------------------------------------------------------------------------------ types of fields
 MAX_INT = 2**63 - 1  # a larger integer is neither a size nor a seed
@@ -39,6 +41,25 @@ def non_semantic(default: Any) -> Any:
 def omitted_at_default(default: Any) -> Any:
     """A field that enters the digest only with another value, so that runs from before it existed keep their digest."""
     return dataclasses.field(default=default, kw_only=True, metadata={"digest": "unless default"})
+
+
+def to_dict(config: Any, *, semantic: bool = False) -> Any:
+    """`config` as JSON values: a dataclass becomes an object with its class name under "kind".
+
+    `semantic`: omit the fields that do not enter the digest.
+    """
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        values = {"kind": kind_of(type(config))}
+        for field in dataclasses.fields(config):
+            value = getattr(config, field.name)
+            role = field.metadata.get("digest", "always")
+            is_omitted = role == "never" or (role == "unless default" and value == field.default)
+            if not (semantic and is_omitted):
+                values[field.name] = to_dict(value, semantic=semantic)
+        return values
+    if isinstance(config, (list, tuple)):
+        return [to_dict(item, semantic=semantic) for item in config]
+    return config
 
 
 # ----------------------------------------------------------------------------------------------------- the base classes

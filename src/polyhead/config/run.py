@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from polyhead.config import checked, serial
+from polyhead.config import checked, components, mechanisms, serial
 from polyhead.config.checked import Amount, Checked, Count, LayerCount, Rate, choice, non_semantic, omitted_at_default
 from polyhead.config.components import Classes, FeedForward, Input, Mlp, Output, Patches, Position
 from polyhead.config.mechanisms import MECHANISMS, Mechanism, RelativeSymbols, Softmax, SymbolHeads, SymbolSource
@@ -90,9 +90,10 @@ class TransformerConfig(Checked):
         for group in self.layer_cross_heads(0):
             if isinstance(group, SymbolHeads) and isinstance(group.symbols, RelativeSymbols):
                 yield "cross_heads see another sequence, which has no RelativeSymbols"
-        for group in (*self.groups(), *self.layer_cross_heads(0)):
-            if group.reads_all_queries and (self.causal or self.window is not None):
-                yield "network='sequence' reads all queries: give no causal and no window"
+        if self.causal or self.window is not None:
+            for group in (*self.groups(), *self.layer_cross_heads(0)):
+                if group.reads_all_queries:
+                    yield "network='sequence' reads all queries: give no causal and no window"
         if isinstance(self.outputs, Classes) and self.outputs.pool == "class":
             if isinstance(self.inputs, Patches) and not self.inputs.class_token:
                 yield 'Classes(pool="class") needs Patches(class_token=True)'
@@ -120,6 +121,19 @@ class TransformerConfig(Checked):
     def groups(self) -> list[Mechanism]:
         """The head groups of all layers, without those that attend to the encoder."""
         return list(itertools.chain.from_iterable(map(self.layer_heads, range(self.layers))))
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens it can read; None if it has no limit: without positions, with relative bias or ALiBi."""
+        if isinstance(self.positions, (components.Rotary, components.Learned, components.Sinusoidal)):
+            return self.max_length
+        for group in self.groups():
+            if isinstance(group, SymbolHeads):
+                symbols = group.symbols
+                is_table = isinstance(symbols, RelativeSymbols) and symbols.distance is None
+                if is_table or isinstance(symbols, mechanisms.PositionSymbols):
+                    return self.max_length
+        return None
 
 
 def head_list(caller: str, heads: object) -> Heads:
@@ -243,7 +257,7 @@ def check_run(caller: str, run: object) -> None:
 def digest(config: Any) -> str:
     """Twelve hex digits of the JSON of `config` without its non-semantic fields: the id of a run."""
     # Never change this text: folders of runs are named by its hash.
-    text = json.dumps(serial.to_dict(config, semantic=True), sort_keys=True)
+    text = json.dumps(checked.to_dict(config, semantic=True), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
@@ -253,7 +267,7 @@ _KINDS = (*MECHANISMS, *itertools.chain.from_iterable(map(typing.get_args, _UNIO
 
 def save(config: Any, path: str | pathlib.Path) -> None:
     """Write `config` as JSON."""
-    pathlib.Path(path).write_text(json.dumps(serial.to_dict(config), indent=2) + "\n", encoding="utf-8")
+    pathlib.Path(path).write_text(json.dumps(checked.to_dict(config), indent=2) + "\n", encoding="utf-8")
 
 
 def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:

@@ -1,10 +1,9 @@
-"""Configurations to JSON values and back, and JSON and YAML files.
+"""Configurations from JSON and YAML files: the way back from `to_dict`.
 
-A dataclass becomes an object with its class name under "kind".  Errors name the path of the wrong field.  Only classes
-that the caller lists can be built, so a file from a stranger runs no code.
+Errors name the path of the wrong field.  Only classes that the caller lists can be built, so a stranger's file runs no
+code.
 """
 
-import dataclasses
 import functools
 import json
 import pathlib
@@ -15,23 +14,6 @@ from typing import Any
 from polyhead import extensions
 from polyhead.config.checked import field_types, part_classes
 from polyhead.spec.shapes import one_of
-
-
-# -------------------------------------------------------------------------------------------------------------- writing
-def to_dict(config: Any, *, semantic: bool = False) -> Any:
-    """`config` as JSON values; `semantic` omits the fields that do not enter the digest."""
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        values = {"kind": extensions.kind_of(type(config))}
-        for field in dataclasses.fields(config):
-            value = getattr(config, field.name)
-            role = field.metadata.get("digest", "always")
-            is_omitted = role == "never" or (role == "unless default" and value == field.default)
-            if not (semantic and is_omitted):
-                values[field.name] = to_dict(value, semantic=semantic)
-        return values
-    if isinstance(config, (list, tuple)):
-        return [to_dict(item, semantic=semantic) for item in config]
-    return config
 
 
 # ---------------------------------------------------------------------------------------------------------------- files

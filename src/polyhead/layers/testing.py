@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polyhead.config import Mechanism, serial
+from polyhead.config import Mechanism, serial, to_dict
 from polyhead.config.mechanisms import MECHANISMS, SymbolSource
 from polyhead.extensions import foreign
 from polyhead.layers.attention import MultiHeadAttention
@@ -132,7 +132,7 @@ def _file(mechanism: Mechanism) -> None:
     """The mechanism is written to a file and read back as an equal value, and its parameters load."""
     foreign(mechanism, "testing")
     known = {kind.__name__: kind for kind in (*MECHANISMS, *typing.get_args(SymbolSource))}
-    again = serial.build(serial.to_dict(mechanism), known, "testing", (Mechanism,))
+    again = serial.build(to_dict(mechanism), known, "testing", (Mechanism,))
     assert again == mechanism, f"a file gives {again} back for {mechanism}"
     layer, other, x = _layer(mechanism), _layer(again), _tokens(mechanism)
     other.load_state_dict(layer.state_dict())

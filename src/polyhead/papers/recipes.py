@@ -12,7 +12,7 @@ from polyhead import extensions
 from polyhead.analysis.labels import with_field
 from polyhead.config import Run
 from polyhead.papers.dual import games, images, maths, objects
-from polyhead.papers.hyla import codes, counts, fuzzy, scaling, singles, tables
+from polyhead.papers.hyla import codes, counts, fuzzy, runs, scaling, tables
 from polyhead.papers.language import kinds, tokens
 from polyhead.papers.language.models import ROWS
 from polyhead.papers.outcome import Figure, Runs
@@ -38,7 +38,7 @@ STUDIES: dict[str, Runs] = {name: figure.runs for name, figure in FIGURES.items(
 SHORT = tuple(name for name, figure in FIGURES.items() if figure.short)
 
 # Recipes of one run that take a scale; the default is `short`.
-SINGLE: dict[str, Recipe] = {f"fuzzy-{row}": singles.fuzzy(row) for row in singles.MODELS}
+SINGLE: dict[str, Recipe] = {f"fuzzy-{row}": runs.fuzzy(row) for row in runs.MODELS}
 
 # Measured core minutes of single recipes; those of figures are in `FIGURES`. Others were not measured.
 MINUTES: dict[str, float] = {"games-dual": 0.25, "sorting-dual": 0.7, "maths-dual": 6.0, "digits-dual": 3.0}
@@ -65,7 +65,7 @@ def every() -> dict[str, Recipe]:
 RECIPES = Recipes(
     {
         **SINGLE,
-        **{f"sraven-{row}": singles.sraven(row) for row in singles.MODELS},
+        **{f"sraven-{row}": runs.sraven(row) for row in runs.MODELS},
         "games-dual": games.games_dual,
         "sorting-dual": objects.sorting_dual,
         "maths-dual": maths.maths_dual,

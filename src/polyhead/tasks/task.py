@@ -108,6 +108,12 @@ def check_split(task: Task, split: str) -> str:
     return one_of(type(task).__name__, "split", split, task.splits)
 
 
+def check_not_empty(task: Task, split: str) -> None:
+    """Raise a ValueError if `split` has no sequences."""
+    if task.count(split) == 0:
+        raise ValueError(f"{type(task).__name__}: split {split!r} has no {task.items}")
+
+
 def check_draw(task: Task, split: str, batch_size: int) -> None:
     """Raise a ValueError unless `task` can draw `batch_size` sequences of `split`."""
     check_split(task, split)

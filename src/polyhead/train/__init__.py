@@ -7,8 +7,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from polyhead.train.device import fast_products as fast_products
     from polyhead.train.evaluation import evaluate as evaluate
-    from polyhead.train.products import fast_products as fast_products
     from polyhead.train.stop import Interrupted as Interrupted
     from polyhead.train.store.checkpoint import load_model as load_model
     from polyhead.train.store.files import Damaged as Damaged
@@ -20,7 +20,7 @@ _MODULES = {
     "Interrupted": "stop",
     "Result": "store.folder",
     "evaluate": "evaluation",
-    "fast_products": "products",
+    "fast_products": "device",
     "load_model": "store.checkpoint",
     "read_config": "store.folder",
     "read_result": "store.folder",

@@ -9,17 +9,14 @@ from torch import Tensor
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.extensions import foreign
-from polyhead.models.generate.tokens import reach
 from polyhead.spec.shapes import one_of
 from polyhead.tasks.base import Batch
+from polyhead.tasks.task import check_not_empty
 from polyhead.train import tracking
-from polyhead.train.device import pick_device
-from polyhead.train.evaluation import enough
 
 
 def check(config: Run, devices: int = 1) -> None:
     """Raise a ValueError for errors that would otherwise appear later in the run."""
-    pick_device(config.device)
     num_parts, batch_size = devices * config.train.accumulate, config.train.batch_size
     if batch_size % num_parts:
         raise ValueError(
@@ -66,15 +63,16 @@ def _check_lengths(name: str, settings: configs.Model | None, length: int) -> No
         return
     if isinstance(settings.inputs, configs.Patches):
         length = settings.inputs.count
-    max_length = reach(settings)
-    if max_length is not None and length > max_length:
-        raise ValueError(f"train: {name}.max_length must be at least {length}, the task's tokens, but is {max_length}")
+    if settings.context is not None and length > settings.context:
+        raise ValueError(
+            f"train: {name}.max_length must be at least {length}, the task's tokens, but is {settings.context}"
+        )
 
 
 def read_all(config: Run) -> None:
     """Draw a sequence of every evaluated split, so that missing data are found now, not at the first evaluation."""
     for split in config.train.evaluate:
-        enough(config.task, split, 1, 1)
+        check_not_empty(config.task, split)
         _check_batch(type(config.task).__name__, config.task.batch(split, 1, seed=config.seed, step=0))
 
 

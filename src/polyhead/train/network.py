@@ -1,4 +1,4 @@
-"""The network of a run: model, optimiser and loss scale, on one or several devices.
+"""The network of a run: model, optimiser and loss scale; the outputs, metrics and gradients of a batch.
 
 All randomness is a pure function of (seed, name, step): initial parameters use stream(seed, "init"), batch i the task's
 own stream, and dropout in step i stream(seed, "dropout", i).  So a checkpoint needs no generator state.
@@ -6,20 +6,35 @@ own stream, and dropout in step i stream(seed, "dropout", i).  So a checkpoint n
 With several processes, each draws the same batch and takes its own rows.  Each has its own dropout stream.
 """
 
+import contextlib
 import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from polyhead.config import Run, Tokens
+from polyhead.config import Logits, Run, Tokens
 from polyhead.models.build import build
+from polyhead.models.inputs_outputs import LazyLogits
 from polyhead.models.transformer import Transformer
-from polyhead.tasks.base import Batch, stream
+from polyhead.tasks.base import Batch, Task, stream
 from polyhead.train import optimiser, parallel
 from polyhead.train.device import seed
-from polyhead.train.evaluation import answers, evaluate, mean, metrics, parts
 from polyhead.train.world import World
+
+LAZY = 2**26
+"""From this many logits on, the loss is computed tile by tile if possible.  They would take 256 MB as float32, and
+three times as much in training.  On a CPU the loss then takes 20 % more time and differs only by rounding."""
+
+OWN = (
+    "loss", "sequences", "kind", "step", "split", "seconds", "lr", "grad_norm", "steps_per_second", "tokens_per_second",
+)  # fmt: skip
+"""What results and rows of metrics.jsonl hold beside metrics."""
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def initial(config: Run) -> nn.Module:
@@ -37,17 +52,22 @@ class Network:
         self.dropout_stream = "dropout"
         if world.rank:
             self.dropout_stream = f"dropout/{world.rank}"
-        self.model = parallel.placed(initial(config), world, config.parallel)
+        model = initial(config)
+        self.is_sharded = world.size > 1 and config.parallel == "sharded"
+        if self.is_sharded:
+            parallel.shard(model, world)
+        self.model = model.to(world.device)
         self.optimiser = optimiser.build(self.model, config.train)
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        self.is_sharded = parallel.is_sharded(world, config.parallel)
         self.tokens_per_step = 0
         if isinstance(config.task.ends[0], Tokens):
             self.tokens_per_step = config.train.batch_size * config.task.length
         if config.compile:
             self.model.compile()
-        self.call = parallel.called(self.model, world, config.parallel)
+        self.call = self.model
+        if world.size > 1 and not self.is_sharded:
+            self.call = parallel.replicated(self.model, world)
         self.model.train()
 
     def step(self, number: int, *, needs_metrics: bool) -> dict[str, float]:
@@ -70,7 +90,10 @@ class Network:
         losses: list[Tensor] = []
         scores: dict[str, list[Tensor]] = {}
         for piece in pieces:
-            with parallel.exchanging(self.call, piece is pieces[-1]):
+            exchange: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+            if self.world.size > 1:
+                exchange = parallel.exchanging(self.call, piece is pieces[-1])
+            with exchange:
                 loss, piece_scores = self._backward(piece, batch, needs_metrics)
             losses.append(loss)
             for name, values in piece_scores.items():
@@ -81,14 +104,14 @@ class Network:
         self.scaler.unscale_(self.optimiser)
         norm = None
         if train.clip is not None:
-            norm = parallel.norm_of_gradients(self.model, train.clip)
+            norm = self._clip_gradients(train.clip)
         self.scaler.step(self.optimiser)
         self.scaler.update()
         torch.clear_autocast_cache()  # within another autocast, that of a step keeps the casts of weights
         if not needs_metrics:
             return {}
         if norm is None:
-            norm = parallel.norm_of_gradients(self.model, None)
+            norm = self._clip_gradients(None)
         names = ["loss", *scores]
         totals = self.world.totals([loss, *(mean(torch.cat(values)) for values in scores.values())])
         row = {name: float(total) / self.world.size for name, total in zip(names, totals, strict=True)}
@@ -113,30 +136,115 @@ class Network:
             scores = self._metrics(outputs, piece)
         return loss.detach(), scores
 
+    def _clip_gradients(self, clip: float | None) -> Tensor:
+        """The gradient norm over all processes; gradients of a larger norm than `clip` are scaled down to it."""
+        norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
+        if self.is_sharded:
+            norm = parallel.whole(norm)
+        if clip is not None:
+            clip_grads_with_norm_(self.model.parameters(), clip, norm)
+        return norm
+
     @torch.no_grad()
     def _metrics(self, outputs: Any, piece: Batch) -> dict[str, Tensor]:
         return metrics(self.config.task, outputs, piece)
-
-    def evaluate(self, split: str) -> dict[str, float]:
-        """The scores on `split`, equal in all processes."""
-        train = self.config.train
-        scores = evaluate(
-            self.model,
-            self.config.task,
-            split,
-            batches=train.eval_batches,
-            batch_size=train.batch_size,
-            seed=self.config.seed,
-            device=self.device,
-            precision=train.precision,
-            accumulate=train.accumulate,
-            world=self.world,
-        )
-        parallel.let_go(self.model)
-        return scores
 
     def is_finite(self) -> bool:
         """Are all parameters finite, in all processes?"""
         finite = [parallel.own_part(p).detach().isfinite().all() for p in self.model.parameters()]
         num_bad = (~torch.stack(finite)).sum().cpu()
         return not self.world.sum(num_bad)
+
+
+# ------------------------------------------------------------------------------------- outputs and metrics of a batch
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
+    """A context for the forward pass in mixed precision; a no-op for fp32."""
+    if precision == "fp32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, dtype=_DTYPES[precision])
+
+
+def predict(
+    model: Callable[..., Tensor],
+    task: Task,
+    batch: Batch,
+    precision: str = "fp32",
+    keep: Sequence[Tensor | None] | None = None,
+) -> Tensor:
+    """The model's outputs in at least float32: (b t c), or (b 1 c) for classification.
+
+    Positions that the task never scores are not computed; they are 0.
+    `keep`: multiplies the code of each layer, see `Transformer.forward`.
+    """
+    outputs = _outputs(model, task, batch, precision, {} if keep is None else {"keep": keep})
+    before = 0 if task.tail is None else batch.inputs.shape[1] - outputs.shape[1]
+    return F.pad(outputs, (0, 0, before, 0)) if before else outputs
+
+
+def answers(model: Callable[..., Any], task: Task, batch: Batch, precision: str = "fp32") -> Tensor | LazyLogits:
+    """The outputs for loss and metrics: those of `predict`, or lazy logits from `LAZY` logits on."""
+    # A model inside DistributedDataParallel is no Transformer, so it always gives whole logits.
+    end = task.ends[1]
+    if (
+        isinstance(model, Transformer)
+        and task.lazy
+        and task.tail is None
+        and isinstance(end, Logits)
+        and batch.targets.numel() * end.count >= LAZY
+    ):
+        lazy: LazyLogits = _outputs(model, task, batch, precision, {"lazy": True})
+        return lazy
+    return predict(model, task, batch, precision)
+
+
+def _outputs(model: Callable[..., Any], task: Task, batch: Batch, precision: str, options: dict[str, Any]) -> Any:
+    # Some models have no code, no encoder, or no separate output layer.
+    arguments: dict[str, Any] = sources(batch) | options
+    if task.tail is not None:
+        arguments["tail"] = task.tail
+    with autocast(batch.inputs.device, precision):
+        outputs = model(batch.inputs, mask=batch.mask, **arguments)
+    if isinstance(outputs, Tensor) and outputs.dtype in _DTYPES.values():  # of autocast, or of the model itself
+        return outputs.float()
+    return outputs
+
+
+def sources(batch: Batch) -> dict[str, Tensor | None]:
+    """The encoder's input in a batch, by the argument names of `Transformer.forward`."""
+    if batch.source is None:
+        return {}
+    return {"source": batch.source, "source_mask": batch.source_mask}
+
+
+def metrics(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str, Tensor]:
+    """The task's metrics of a batch, each (b).
+
+    Raises ValueError for another shape, for the name of another score, and without the main metric.
+    """
+    kind, shape = type(task).__name__, (len(batch.inputs),)
+    scores = task.metrics(outputs, batch)
+    for name, value in scores.items():
+        got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if got != shape:
+            raise ValueError(f"{kind}: metrics must be numbers {shape}, one for each sequence, but {name} is {got}")
+        # Scores share one flat row: a metric of such a name would overwrite the loss or another metric's error.
+        if name in OWN or name.removesuffix("_se") in scores.keys() - {name}:
+            raise ValueError(f"{kind}: no metric may be called {name!r}, the name of another score")
+    if task.metric not in scores:
+        raise ValueError(f"{kind}: its metric is {task.metric!r}, but its metrics are {', '.join(scores)}")
+    return scores
+
+
+def parts(batch: Batch, count: int) -> list[Batch]:
+    """A batch cut into `count` parts, or fewer if it is short."""
+    if count == 1:
+        return [batch]
+    # Rounded up, so that a short batch gives fewer parts and never an empty one, whose mean is NaN.
+    size = -(-len(batch.inputs) // count)
+    cuts = [slice(start, start + size) for start in range(0, len(batch.inputs), size)]
+    return [batch.map(operator.itemgetter(cut)) for cut in cuts]
+
+
+def mean(values: Tensor) -> Tensor:
+    """The mean of a metric of sequences (b), which may also be counts or truth values."""
+    return values.mean(dtype=values.dtype if values.is_floating_point() else torch.float32)

@@ -1,7 +1,7 @@
 """How several processes train one model: data parallel (each holds the whole model) or sharded (each holds a part).
 
 Both use PyTorch: DistributedDataParallel and FSDP2's `fully_shard`.  They change how the model is called and where its
-tensors are stored, never what it computes.  A single process calls the model directly.
+tensors are stored, never what it computes.  A single process needs none of this.
 """
 
 import contextlib
@@ -11,21 +11,13 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from polyhead.models.transformer import Transformer
 from polyhead.train.world import World
 
 
-def is_sharded(world: World, strategy: str) -> bool:
-    """Does each process hold a part of the model?  `strategy`: "data" or "sharded"."""
-    return world.size > 1 and strategy == "sharded"
-
-
-def placed(model: nn.Module, world: World, strategy: str) -> nn.Module:
-    """The model on the device of this rank.  Sharded, it is this rank's part, and its parameters are DTensors."""
-    if not is_sharded(world, strategy):
-        return model.to(world.device)
+def shard(model: nn.Module, world: World) -> None:
+    """Leave this rank's part of the model, on its device: parameters become DTensors.  Buffers stay where they are."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -34,7 +26,6 @@ def placed(model: nn.Module, world: World, strategy: str) -> nn.Module:
     mesh = init_device_mesh(world.device.type, (world.size,))
     for unit in [*units(model), model]:  # one unit at a time, so the device never holds the whole model
         fully_shard(unit, mesh=mesh)
-    return model.to(world.device)  # buffers
 
 
 def units(model: nn.Module) -> list[nn.Module]:
@@ -73,10 +64,8 @@ def _uses_of_parameters(model: nn.Module) -> Counter[int]:
     return counts
 
 
-def called(model: nn.Module, world: World, strategy: str) -> nn.Module:
-    """The module that training calls instead of `model`; it has the same parameters and names."""
-    if world.size == 1 or strategy == "sharded":
-        return model
+def replicated(model: nn.Module, world: World) -> nn.Module:
+    """The module that training calls instead of `model`, of which each rank has a copy; it has the same parameters."""
     devices = [world.device] if world.device.type == "cuda" else None
     # Every parameter of our models gets a gradient, so DDP need not search for unused ones.
     call = DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
@@ -99,14 +88,6 @@ def let_go(model: nn.Module) -> None:
     parts: list[Any] = [module for module in model.modules() if hasattr(module, "reshard")]
     for part in parts:
         part.reshard()
-
-
-def norm_of_gradients(model: nn.Module, clip: float | None) -> Tensor:
-    """The gradient norm over all ranks' parts; gradients with a larger norm than `clip` are scaled down to it."""
-    norm = whole(get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
-    if clip is not None:
-        clip_grads_with_norm_(model.parameters(), clip, norm)
-    return norm
 
 
 def whole(tensor: Any) -> Tensor:

@@ -15,6 +15,7 @@ from polyhead.models.build import build
 from polyhead.train import optimiser
 from polyhead.train.checks import check, check_read_back, read_all
 from polyhead.train.device import environment, process
+from polyhead.train.evaluation import evaluate_network
 from polyhead.train.messages import print_notice, safe_error_stream
 from polyhead.train.network import Network
 from polyhead.train.progress import Progress
@@ -221,7 +222,7 @@ class Training:
         """Evaluate: write a row for each split."""
         begin_time = time.perf_counter()
         for split in self.config.train.evaluate:
-            scores = self.network.evaluate(split)
+            scores = evaluate_network(self.network, split)
             self.scores[split] = scores
             self._add({"kind": "eval", "step": self.step, "split": split, **scores})
             self.progress.evaluated({"split": split, **scores})

@@ -166,7 +166,7 @@ def test_rows_of_the_additions_change_only_what_they_say(capsys):
     for row, like in trainings.TABLE_ROWS.items():
         run = trainings.training(row, 1)
         assert (run.task, run.train) == (main.task, trainings.training(like, 1).train)
-        assert run.transformer.heads[0] == ROWS[row].sized(8, 2)
+        assert run.transformer.heads[0] == replace(ROWS[row].heads, heads=8, dim=2, value_dim=2)
     rows = set(trainings.CHANGED) | set(trainings.MODELS)
     assert rows | {"hyla-compete"} >= {*ROWS}
     assert {trainings.long.LONG.row_of(trainings.training(row, 1)) for row in rows if "length" not in row} <= rows

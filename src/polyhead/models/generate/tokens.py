@@ -205,23 +205,9 @@ def _check_model(model: Transformer, steps: int) -> None:
         raise ValueError(f"generate: steps must be at least 1 but is {steps}")
 
 
-def reach(settings: config.TransformerConfig) -> int | None:
-    """The most tokens a model can read; None if it has no limit: without positions, with relative bias or ALiBi."""
-    positions = settings.positions
-    if isinstance(positions, (config.Rotary, config.Learned, config.Sinusoidal)):
-        return settings.max_length
-    for layer in range(settings.layers):
-        for group in settings.layer_heads(layer):
-            source = getattr(group, "symbols", None)
-            is_table = isinstance(source, config.RelativeSymbols) and source.distance is None
-            if is_table or isinstance(source, config.PositionSymbols):
-                return settings.max_length
-    return None
-
-
 def check_length(settings: config.TransformerConfig, prompt: int, steps: int) -> None:
     """Raise ValueError unless the model can read `prompt` tokens and all generated tokens but the last."""
-    context = reach(settings)
+    context = settings.context
     if context is None or prompt + steps - 1 <= context:
         return
     raise ValueError(

@@ -19,8 +19,8 @@ from polyhead.analysis.labels import targets, with_field
 from polyhead.config import Run
 from polyhead.papers.hyla.probes import FIT, TERMS, TRAINED, UNTRAINED, models, probes, selected, untrained
 from polyhead.papers.hyla.rows import HYLA, label
+from polyhead.papers.hyla.runs import FUZZY, FUZZY_GPU, SRAVEN, SRAVEN_GPU, fuzzy_task, grid, sraven_task, three
 from polyhead.papers.hyla.scaling import DEPTHS
-from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, SRAVEN, SRAVEN_GPU, fuzzy_task, grid, sraven_task, three
 from polyhead.papers.outcome import Draw, Figure, FigureOutcome, Picture, estimates
 from polyhead.papers.sizes import one_setting, size, with_seeds
 from polyhead.papers.study import FinishedRun, Study

@@ -10,7 +10,7 @@ from polyhead.analysis.claims import Estimate, Scores, Verdict, above, mean
 from polyhead.config import Run
 from polyhead.papers import outcome
 from polyhead.papers.hyla.rows import HYLA, label
-from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, fuzzy_task, three
+from polyhead.papers.hyla.runs import FUZZY, FUZZY_GPU, fuzzy_task, three
 from polyhead.papers.outcome import Cells, Figure, FigureOutcome, Picture, Rows, Table
 from polyhead.papers.sizes import size
 from polyhead.papers.study import TRAINING_LOSS, Study

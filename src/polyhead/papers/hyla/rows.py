@@ -4,9 +4,9 @@ The original code has eight of them.  For the others, `choice` states our choice
 alternative.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from polyhead.config import Experts, FeedForward, Hyla, Linear, Mechanism, Mlp, Softmax
+from polyhead.config import Hyla, Linear, Mechanism, Softmax
 from polyhead.papers.study import ModelRow, Paper
 from polyhead.tasks import FuzzyLogic
 
@@ -26,22 +26,12 @@ class TableRow(ModelRow):
     fuzzy: tuple[float, float] | None = None
     sraven: tuple[float, float] | None = None
 
-    def sized(self, heads: int, dim: int) -> Mechanism:
-        """Its heads, with number `heads` and width `dim`."""
-        return replace(self.heads, heads=heads, dim=dim, value_dim=dim)
-
     def printed(self, task: str) -> str:
         """The paper's score on "fuzzy" or "sraven" as a fraction, with its standard error."""
         value = getattr(self, task)
         if value is None:
             return "–"
         return f"{value[0] / 100:.3f} ± {value[1] / 100:.3f}"
-
-    def feedforward(self, hidden: int) -> FeedForward:
-        """The paper's MLP, or a mixture of experts of the same width."""
-        if self.experts:
-            return Experts(EXPERTS, TOP_K, hidden=hidden, act="gelu_tanh")
-        return Mlp(hidden, act="gelu_tanh")
 
 
 _MOE = (

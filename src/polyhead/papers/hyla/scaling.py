@@ -12,7 +12,7 @@ from polyhead.config import Run
 from polyhead.papers import outcome
 from polyhead.papers.hyla.fuzzy import ordered, table
 from polyhead.papers.hyla.rows import HYLA, label
-from polyhead.papers.hyla.sizes import SRAVEN, SRAVEN_GPU, sraven_task, three
+from polyhead.papers.hyla.runs import SRAVEN, SRAVEN_GPU, sraven_task, three
 from polyhead.papers.outcome import Draw, Figure, FigureOutcome, Picture, Table
 from polyhead.papers.sizes import Scale, size, widened, with_seeds
 from polyhead.papers.study import TRAINING_LOSS, Study

@@ -9,7 +9,7 @@ from polyhead.analysis.claims import Scores, Verdict, above
 from polyhead.config import Run
 from polyhead.papers import outcome
 from polyhead.papers.hyla.rows import HYLA, OURS, ROWS, label
-from polyhead.papers.hyla.sizes import FUZZY, FUZZY_GPU, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
+from polyhead.papers.hyla.runs import FUZZY, FUZZY_GPU, SRAVEN, SRAVEN_GPU, THREE, fuzzy_task, grid, sraven_task
 from polyhead.papers.outcome import Figure, FigureOutcome, Picture
 from polyhead.papers.sizes import size
 from polyhead.papers.study import Study, over_seeds, select

@@ -133,7 +133,11 @@ def is_claimed(folder: pathlib.Path) -> bool:
 # ----------------------------------------------------------------------------------------------------- result and end
 def read_result(folder: str | pathlib.Path) -> Result | None:
     """The result of a run, or None if it is not finished.  Raises Damaged."""
-    path = place(folder) / RESULT
+    return _result_in(place(folder))
+
+
+def _result_in(folder: pathlib.Path) -> Result | None:
+    path = folder / RESULT
     if not path.is_file():
         return None
     try:
@@ -147,10 +151,10 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
         raise Damaged(f"{path}: not a result ({error})") from None
 
 
-def finished(folder: str | pathlib.Path, digest: str) -> Result | None:
+def finished(folder: pathlib.Path, digest: str) -> Result | None:
     """The result of this run if it is readable, else None; training reports damage."""
     with contextlib.suppress(Damaged):
-        result = read_result(folder)
+        result = _result_in(folder)
         if result is not None and result.digest == digest:
             return result
     return None
@@ -193,7 +197,7 @@ def clear(folder: pathlib.Path) -> None:
 def cut_metrics(folder: pathlib.Path, step: int, steps: int) -> None:
     """Leave the rows of a run that resumes at `step` of `steps`: those after its checkpoint are trained again."""
     lines = []
-    for row in read_metrics(folder):
+    for row in _rows_in(folder):
         is_last_evaluation = row["kind"] == "eval" and row["step"] == steps  # which is repeated
         if row["step"] <= step and not is_last_evaluation:
             lines.append(_line(row))
@@ -218,7 +222,11 @@ def _line(row: dict[str, Any]) -> bytes:
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
     """The complete rows of metrics.jsonl so far; null is NaN."""
-    path = place(folder) / METRICS
+    return _rows_in(place(folder))
+
+
+def _rows_in(folder: pathlib.Path) -> list[dict[str, Any]]:
+    path = folder / METRICS
     rows: list[dict[str, Any]] = []
     if not path.is_file():
         return rows

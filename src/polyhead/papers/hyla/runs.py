@@ -1,4 +1,4 @@
-"""Fuzzy logic and SRAVEN at several scales (study of Schug et al. 2024), and how one run is made.
+"""The runs of Schug, Kobayashi, Akram, Sacramento, Pascanu (2024), "Attention as a hypernetwork", and their scales.
 
 short   the paper's network, batch and rate, with fewer steps: minutes of one core for a run of fuzzy logic.
 small   wider heads (8 instead of 2) and gradient clipping: without it some HYLA seeds stall at few steps and high
@@ -18,8 +18,8 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from polyhead.config import FeedForward, Learned, Mechanism, Run, TransformerConfig
-from polyhead.papers.hyla.rows import OURS, ROWS
+from polyhead.config import Decay, Experts, FeedForward, Learned, Mlp, Run, Train, TransformerConfig
+from polyhead.papers.hyla.rows import EXPERTS, OURS, ROWS, TOP_K, TableRow
 from polyhead.papers.sizes import SMOKE, Scale, Setting, one_setting, training
 from polyhead.spec.shapes import one_of
 from polyhead.tasks import FuzzyLogic, Sraven
@@ -75,15 +75,19 @@ def sraven_task(scale: str, seed: int, *, features: int | None = None, held_out:
     return Sraven(features=features, values=values, held_out=held_out, split_seed=seed, permuted=scale == "paper")
 
 
-def network(task: Task, group: Mechanism, feedforward: FeedForward, shape: Scale) -> TransformerConfig:
+# ----------------------------------------------------------------------------------------------- the runs of figures
+def network(task: Task, row: TableRow, shape: Scale) -> TransformerConfig:
     """The paper's network: pre-norm layers, T5 relative bias per layer, biases, tanh GELU, LayerNorm eps 1e-6."""
     inputs, outputs = task.ends
+    feedforward: FeedForward = Mlp(shape.hidden, act="gelu_tanh")
+    if row.experts:
+        feedforward = Experts(EXPERTS, TOP_K, hidden=shape.hidden, act="gelu_tanh")
     return TransformerConfig(
         inputs=inputs,
         outputs=outputs,
         dim=shape.dim,
         layers=shape.layers,
-        heads=(group,),
+        heads=(replace(row.heads, heads=shape.heads, dim=shape.head_dim, value_dim=shape.head_dim),),
         feedforward=feedforward,
         positions=shape.positions,
         max_length=task.length,
@@ -95,9 +99,7 @@ def network(task: Task, group: Mechanism, feedforward: FeedForward, shape: Scale
 
 def make(task: Task, row: str, shape: Scale, setting: Setting, seed: int) -> Run:
     """The run that trains the model `row` of Table A1 on `task`."""
-    chosen = (ROWS | OURS)[one_of("recipes", "model", row, ROWS | OURS)]
-    group, feedforward = chosen.sized(shape.heads, shape.head_dim), chosen.feedforward(shape.hidden)
-    model = network(task, group, feedforward, shape)
+    model = network(task, (ROWS | OURS)[one_of("recipes", "model", row, ROWS | OURS)], shape)
     train = training(shape, setting, FUZZY_SPLITS if isinstance(task, FuzzyLogic) else SRAVEN_SPLITS)
     name = f"{_kind(task)}-{row}-{seed}"
     return Run(name=name, task=task, model=model, train=train, seed=seed, threads=1)
@@ -123,3 +125,58 @@ def grid(
 def three(scale: str, shape: Scale, task: Callable[[int], Task]) -> tuple[Run, ...]:
     """The runs of the paper's three models at the settings of `scale` (see `one_setting`)."""
     return grid(task, THREE, shape, one_setting(shape, scale))
+
+
+# --------------------------------------------------------------------------------------------------------- single runs
+# Scales of a single run of fuzzy logic; `original`: as `paper`, with the details of the paper's code.
+LONG = ("short", "paper", "original")
+MODELS = ("softmax", "linear", "hyla")
+
+
+def fuzzy(row: str) -> Callable[..., Run]:
+    """The recipe of a model of Table A1 on fuzzy logic, by `polyhead train`.
+
+    `short`: fewer steps, with more frequent evaluation on fewer sequences.  `original`: dropout 0.1 on the code with
+    one mask for batch and heads, weight decay on q/k/v biases and relative-bias tables, a cosine that ends `warmup`
+    steps early, and the splits of its random generator.
+    """
+
+    def recipe(scale: str = "short") -> Run:
+        one_of("recipes", "scale", scale, LONG)
+        size = "short" if scale == "short" else "paper"
+        shape, task = FUZZY[size], fuzzy_task(size, 0)
+        model = network(task, ROWS[row], shape)
+        train = Train(
+            steps=shape.steps,
+            evaluate=("iid", "compositional", "novel"),
+            eval_batches=shape.eval_batches,
+            eval_every=2500 if scale == "short" else 10_000,
+            save_every=1000,
+        )
+        if scale == "original":
+            task = replace(task, split="legacy")
+            model = replace(model, dropout=0.1, dropout_shared=True)
+            train = replace(train, decay=Decay(qkv_biases=True, relative_bias=True), early_floor=True)
+        return Run(name=f"fuzzy-{row}", task=task, model=model, train=train)
+
+    recipe.__doc__ = f"""{ROWS[row].label} on fuzzy logic: the network of Table A1, a shorter training.
+
+    polyhead train fuzzy-{row}: 15,000 steps.  --scale paper: 50,000 steps; its compositional R² in the paper:
+    {ROWS[row].printed("fuzzy")}.
+    """
+    return recipe
+
+
+def sraven(row: str) -> Callable[[], Run]:
+    """The recipe of a model of Table A1 on SRAVEN."""
+
+    def recipe() -> Run:
+        run = make(Sraven(), row, SRAVEN["paper"], Setting(1e-3, 0.1, 1000), 0)
+        return replace(run, name=f"sraven-{row}", threads=None)
+
+    recipe.__doc__ = f"""{ROWS[row].label} on SRAVEN: four layers, 20 M instances, as in Table A1.
+
+    polyhead train sraven-{row}.  156,250 steps.  Its compositional accuracy in the paper: {ROWS[row].printed("sraven")}
+    (Bayes-optimal: 0.92).
+    """
+    return recipe
