@@ -1,4 +1,4 @@
-"""Generating with our models and swapped ones, offline: pipeline, a cache of fixed size, an assistant, torch.compile.
+"""Generating with our models and swapped ones, offline: pipeline, a cache of fixed size, torch.compile.
 
     pip install 'polyhead[hf]'
     python examples/huggingface/generate.py
@@ -17,10 +17,10 @@ from polyhead.tasks.text.tokens import Bytes
 HOW = {"max_new_tokens": 12, "do_sample": False}
 
 
-def ours(dim: int) -> hf.PolyheadForCausalLM:
+def ours() -> hf.PolyheadForCausalLM:
     """A byte-level model of one layer."""
     ends = ph.Tokens(256), ph.Logits(256, tied=True)
-    settings = ph.TransformerConfig(*ends, dim=dim, layers=1, heads=ph.Hyla(4), causal=True, positions=ph.Rotary())
+    settings = ph.TransformerConfig(*ends, dim=64, layers=1, heads=ph.Hyla(4), causal=True, positions=ph.Rotary())
     return hf.PolyheadForCausalLM(hf.PolyheadConfig(settings)).eval()
 
 
@@ -34,12 +34,11 @@ def swapped() -> torch.nn.Module:
 def main(backend: str | None = "inductor") -> dict[str, str]:
     """What is said, by way of decoding; `backend` is what torch.compile compiles with (None: it does not)."""
     torch.manual_seed(0)
-    tokenizer, model, llama, small = tokenizer_of(Bytes()), ours(64), swapped(), ours(16)
+    tokenizer, model, llama = tokenizer_of(Bytes()), ours(), swapped()
     prompt = tokenizer("one two three one two", return_tensors="pt")
     pipe = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer, device="cpu")
     said = {
         "ours": model.generate(**prompt, **HOW),
-        "ours, an assistant": model.generate(**prompt, **HOW, assistant_model=small),
         "swapped": llama.generate(**prompt, **HOW),
         "swapped, a cache of fixed size": llama.generate(**prompt, **HOW, cache_implementation="static"),
     }

@@ -20,12 +20,6 @@ def holds_model(folder: pathlib.Path) -> bool:
     return isinstance(config, dict) and isinstance(config.get("model_type"), str)
 
 
-def check_mask(name: str, mask: Tensor) -> None:
-    """Raise ValueError unless a foreign mask is Boolean or floating."""
-    if mask.dtype != torch.bool and not mask.is_floating_point():
-        raise ValueError(f"{name} must be boolean or floating but is {mask.dtype}")
-
-
 def visible(mask: Tensor) -> Bool[Tensor, "..."]:
     """Where a foreign mask, True at visible pairs or floating, masks nothing.  NaN masks nothing, so it is not lost."""
     if mask.dtype == torch.bool:

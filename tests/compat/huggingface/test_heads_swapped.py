@@ -91,8 +91,7 @@ def test_caches_and_padding_change_nothing(name):
         assert_close(batch, model(ids[1:, real]).logits, rtol=1e-9, atol=1e-9)
     generated = model.generate(ids, attention_mask=mask, **GREEDY)
     assert torch.equal(generated[1:, 7:], model.generate(ids[1:, real], **GREEDY)[:, 4:])
-    chunks = {"cache_implementation": "static", "prefill_chunk_size": 3}  # then the library builds the cache before
-    assert torch.equal(model.generate(ids, attention_mask=mask, **chunks, **GREEDY), generated)
+    assert torch.equal(model.generate(ids, attention_mask=mask, cache_implementation="static", **GREEDY), generated)
 
 
 def test_a_window_with_relative_symbols():
@@ -129,26 +128,17 @@ def test_a_swapped_model_can_be_saved_and_loaded(tmp_path, name):
 
 
 def test_an_ordinary_checkpoint_into_other_heads(tmp_path):
-    """The same as after a swap: the weights of the checkpoint, and relational heads initialised as by a swap."""
+    """Heads without parameters read it; others are swapped in afterwards, so that none is random without a word."""
     model, ids = llama(torch.float32), tokens()
     model.save_pretrained(tmp_path)
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     hyla = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=hf.with_heads(config, MIXED["hyla"]))
-    relational_config = hf.with_heads(config, [None, [ph.Relational(4)]])
-    relational = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=relational_config).eval()
-    attention = relational.model.layers[1].self_attn
-    assert torch.equal(attention.polyhead.groups[0].value.weight, attention.v_proj.weight)
-    group = hf.swap_heads(llama(torch.float32), [1], ph.Relational(4)).model.layers[1].self_attn.polyhead.groups[0]
-    for name, parameter in attention.polyhead.groups[0].named_parameters():
-        assert 0.6 < parameter.std() / group.get_parameter(name).std() < 1.6, name
-    assert 0.8 < attention.polyhead.symbols[0].table.std() < 1.2
+    for heads in (ph.Relational(4), ph.Hyla(4, value_depth=2)):
+        with refusing("PolyheadLlamaForCausalLM: the checkpoint must have model.layers.0.self_attn.polyhead."):
+            transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=hf.with_heads(config, heads))
     with torch.no_grad():
-        assert relational(ids).logits.isfinite().all()
         logits = hyla.eval()(ids).logits
         assert_close(logits, hf.swap_heads(model, None, MIXED["hyla"])(ids).logits, rtol=1e-6, atol=1e-6)
-    deep = hf.with_heads(config, ph.Hyla(4, value_depth=2))
-    heads = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, config=deep).model.layers[0].self_attn.polyhead
-    assert 0.2 < heads.groups[0].value_weight.std() < 0.8
 
 
 def test_no_other_implementation_for_a_model_with_swapped_heads(tmp_path):
@@ -166,17 +156,14 @@ def test_no_other_implementation_for_a_model_with_swapped_heads(tmp_path):
         hf.capture(model, tokens())  # which would read all layers as softmax attention
 
 
-def test_new_heads_have_the_mode_of_their_layer_and_a_floating_dtype():
+def test_new_heads_have_the_mode_and_the_dtype_of_their_layer():
     model = llama(torch.bfloat16)
     model.model.layers[1].self_attn.train()
-    projection = model.model.layers[0].self_attn.v_proj
-    integers = torch.zeros_like(projection.weight, dtype=torch.int8)
-    projection.weight = nn.Parameter(integers, requires_grad=False)  # as a quantised one
     hf.swap_heads(model, None, ph.Hyla(4, value_depth=2))
-    for layer, train, dtype in ((0, False, torch.float32), (1, True, torch.bfloat16)):
+    for layer, train in ((0, False), (1, True)):
         heads = model.model.layers[layer].self_attn.polyhead
         assert {module.training for module in heads.modules()} == {train}
-        assert {parameter.dtype for parameter in heads.parameters()} == {dtype}
+        assert {parameter.dtype for parameter in heads.parameters()} == {torch.bfloat16}
 
 
 @pytest.mark.parametrize("kind", [torch.int8, torch.uint8, torch.float8_e4m3fn, "wrapped"])
@@ -249,5 +236,5 @@ def test_a_name_behind_the_back_of_a_model_that_computes_attention_itself_is_ref
     )
     model = transformers.GPTNeoForCausalLM(config)
     model.config._attn_implementation = "polyhead_hyla"
-    with pytest.raises(ValueError, match=r"^[^\n]*polyhead_hyla[^\n]*$"):
+    with refusing("for 'polyhead_hyla', which is not known of the type 'gpt_neo'"):
         model(tokens(1, 4))

@@ -92,10 +92,9 @@ def written(folder, change):
 
 
 MISTAKES = {
-    "`transformer` must be the JSON of a TransformerConfig, got none": lambda data: data.pop("transformer"),
+    "PolyheadConfig: transformer: must be an object": lambda data: data.pop("transformer"),
     "unknown kind 'Os'": lambda data: data["transformer"]["heads"][0].update(kind="Os"),
     "PolyheadConfig: transformer: unknown field": lambda data: data["transformer"].update(kind="Train"),
-    "vocab_size must be 50 as in its `transformer`, got 60": lambda data: data.update(vocab_size=60),
     "the model must be causal and end in Logits": lambda data: data["transformer"].update(causal=False),
 }
 
@@ -132,15 +131,16 @@ def test_sizes_are_those_of_the_transformer():
     assert (config.num_attention_heads, config.max_position_embeddings, config.tie_word_embeddings) == (4, 24, True)
     assert hf.PolyheadConfig(**config.to_dict()).settings == config.settings
     assert json.loads(config.to_json_string())["transformer"] == configs.to_dict(config.settings)
-    with refusing("PolyheadConfig: vocab_size must be "):  # it would be ignored
-        config.vocab_size = 3
-    assert config.vocab_size == 50
+    assert hf.PolyheadConfig(config.settings, vocab_size=60).vocab_size == 50
 
 
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        ({"cache": transformers.DynamicCache()}, "the cache must be a PolyheadCache but is a DynamicCache"),
+        (
+            {"cache": transformers.DynamicCache()},
+            "as cache or as past_key_values, but DynamicCache came",
+        ),
         ({"attention_mask": torch.ones(1, 4)}, "attention_mask must be (b s) = (1, 3), the tokens before included, bu"),
     ],
 )

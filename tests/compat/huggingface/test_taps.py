@@ -59,7 +59,7 @@ def attentions(model, arguments):
 @pytest.mark.parametrize("name", EXACT)
 def test_codes_are_the_models_own(name, padding):
     model, arguments = make(name), inputs(name, padding)
-    taps = capture(model, arguments)
+    taps = capture(model, **arguments)
     expected = attentions(model, arguments)
     assert len(taps) == len(expected) == (3 if name == "t5" else 2)
     for layer, weights in zip(taps, expected, strict=True):
@@ -75,7 +75,7 @@ def test_padding_on_the_left_has_no_code():
     """Real tokens have the code that they have alone."""
     model, arguments = make("llama"), inputs("llama", "left")
     unpadded = capture(model, arguments["input_ids"][:1, 3:])
-    for layer, expected in some(zip(capture(model, arguments), unpadded, strict=True)):
+    for layer, expected in some(zip(capture(model, **arguments), unpadded, strict=True)):
         code = layer.groups[0].code()[0]
         assert (code[..., :3] == 0).all()
         assert (code[:, :3] == 0).all()
@@ -104,12 +104,9 @@ class Classifier(transformers.PreTrainedModel):
         return self.model(input_ids).last_hidden_state[:, -1]
 
 
-def test_a_users_model_leaves_others_of_its_configuration_causal():
-    options = MODELS["llama"][2]
-    user, llama = Classifier(transformers.LlamaConfig(**options)).eval(), make("llama")
-    for model in (user, llama):
-        for layer in some(capture(model, tokens())):
-            assert layer.groups[0].code().triu(1).abs().max() == 0
+def test_a_users_model_is_causal():
+    for layer in some(capture(Classifier(transformers.LlamaConfig(**MODELS["llama"][2])).eval(), tokens())):
+        assert layer.groups[0].code().triu(1).abs().max() == 0
 
 
 @torch.no_grad()
@@ -119,7 +116,7 @@ def test_capture_changes_nothing_even_after_an_error(monkeypatch):
     model.train()
     model.transformer.h[0].ln_1.eval()
     modes = [m.training for m in model.modules()]
-    first, second = (capture(model, arguments)[1].groups[0].q for _ in range(2))
+    first, second = (capture(model, **arguments)[1].groups[0].q for _ in range(2))
     assert torch.equal(first, second)  # no dropout
 
     def broken(*_, **__):
@@ -128,7 +125,7 @@ def test_capture_changes_nothing_even_after_an_error(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(model.transformer.h[1].attn, "forward", broken)
         with pytest.raises(KeyError):
-            capture(model, arguments)
+            capture(model, **arguments)
     assert [m.training for m in model.modules()] == modes
     assert model.config._attn_implementation == "sdpa"
     assert model.config.to_dict() == config
@@ -139,14 +136,14 @@ def test_inputs_by_position_in_inference_mode():
     model, arguments = make("gpt2"), inputs("gpt2")
     with torch.inference_mode():
         taps = capture(model, arguments["input_ids"], attention_mask=arguments["attention_mask"])
-    assert torch.equal(capture(model, arguments)[1].groups[0].q, taps[1].groups[0].q)
+    assert torch.equal(capture(model, **arguments)[1].groups[0].q, taps[1].groups[0].q)
 
 
 def test_keys_from_a_cache_have_codes():
     model, arguments = make("llama"), inputs("llama", None)
     with torch.no_grad():
         past = model(arguments["input_ids"][:, :5], use_cache=True)[CACHE]
-    full_sequence = capture(model, arguments)
+    full_sequence = capture(model, **arguments)
     taps = capture(model, arguments["input_ids"][:, 5:], **{CACHE: past})
     assert taps[1].groups[0].k.shape == (2, 7, 2, 6)
     assert_close(codes(taps[1], -1, 2), codes(full_sequence[1], -1, 2), rtol=1e-9, atol=1e-9)
@@ -160,8 +157,8 @@ def test_the_example_runs(tmp_path):
     assert (tmp_path / "codes.png").read_bytes()[1:4] == b"PNG"
 
 
-def test_other_attention_is_one_clear_line():
-    model = make("bloom", torch.float32)
-    with refusing("capture: BloomModel must call its attention through transformers' AttentionInterface"):
-        capture(model, inputs("bloom"))
-    assert model.config._attn_implementation != "polyhead"
+@pytest.mark.parametrize(("kind", "line"), [("bloom", "BloomModel must support SDPA"), ("linear", "Linear must call")])
+def test_other_attention_is_one_clear_line(kind, line):
+    model = torch.nn.Linear(7, 2) if kind == "linear" else make(kind, torch.float32)
+    with refusing(f"capture: {line}"):
+        capture(model, torch.ones(1, 7) if kind == "linear" else tokens())

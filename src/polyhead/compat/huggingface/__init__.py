@@ -9,13 +9,14 @@ from polyhead.spec.optional import optional
 
 with optional("polyhead.compat.huggingface", "polyhead[hf]"):
     from polyhead.compat.huggingface import model
-    from polyhead.compat.huggingface.calls import verify
+    from polyhead.compat.huggingface.calls import CHECKED, verify
     from polyhead.compat.huggingface.config import PolyheadConfig
     from polyhead.compat.huggingface.heads import NAMES, register, swap_heads, with_heads
     from polyhead.compat.huggingface.model import PolyheadForCausalLM, PolyheadModel, from_run, to_folder
     from polyhead.compat.huggingface.taps import capture
 
 __all__ = [
+    "CHECKED",
     "NAMES",
     "PolyheadConfig",
     "PolyheadForCausalLM",

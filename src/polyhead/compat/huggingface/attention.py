@@ -18,10 +18,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead import config as configs
-from polyhead.compat.foreign import check_mask, limits
+from polyhead.compat.foreign import limits
 from polyhead.compat.heads import Groups, added
 from polyhead.compat.huggingface.cache import CACHE_NAME
-from polyhead.compat.huggingface.calls import EAGER
 from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.groups import build
@@ -54,6 +53,12 @@ class Heads(Groups):
             raise ValueError(f"heads: the model has {num_heads} heads, so give {num_heads}, got {heads}")
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        # Symbols are mapped by a copy of rows of v_proj.  A wrapped map has none, and the entries of a quantised one
+        # are codes of its values: integers, or floating numbers of eight bits.
+        weight = v_proj.weight
+        has_rows = isinstance(v_proj, nn.Linear) and weight.is_floating_point() and weight.itemsize > 1
+        if not has_rows and any(isinstance(mechanism, configs.SymbolHeads) for mechanism in mechanisms):
+            raise ValueError("heads: v_proj must be a plain linear layer: swap before adapters, quantisation")
         # `num_sharing` query heads of the model read one head of keys.
         num_sharing, first = heads // kv_heads, 0
         fitted: list[configs.Mechanism] = []
@@ -67,43 +72,28 @@ class Heads(Groups):
             keys = slice(first // num_sharing, last // num_sharing) if is_whole else None
             self.slices.append((slice(first, last), keys))
             first = last
-        weight, self.width = v_proj.weight, config.hidden_size
+        self.width = config.hidden_size
         self.add_groups(
             *("heads", tuple(fitted), self.width),
             bias=v_proj.bias is not None,
             max_length=config.max_position_embeddings,
             causal=True,
             device=weight.device,
-            dtype=None if is_quantised(weight) else weight.dtype,  # a quantised weight does not show that of values
+            dtype=weight.dtype,
         )
-        self.begin(v_proj)
+        self._copy_values(v_proj)
 
     @torch.no_grad()
-    def begin(self, v_proj: nn.Module) -> None:
-        """Initialise parameters that no checkpoint has filled: the map of symbols copies the value rows of these heads.
-
-        Raises ValueError if `v_proj` is wrapped or quantised, so that it has no such rows.
-        """
-        for module in self.modules():
-            if isinstance(module, nn.Linear) and _is_fresh(module.weight):
-                module.reset_parameters()
+    def _copy_values(self, v_proj: nn.Module) -> None:
+        """Map symbols by a copy of the value rows of their heads: a symbol begins as the value that its token had."""
         for group, (_, keys) in zip(self.groups, self.slices, strict=True):
             if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != self.width:
                 continue
             rows = slice(keys.start * group.sizes.value_dim, keys.stop * group.sizes.value_dim)
             for name, parameter in group.value.named_parameters():
-                if not _is_fresh(parameter):
-                    continue
-                if not isinstance(v_proj, nn.Linear) or is_quantised(v_proj.weight):
-                    raise ValueError("heads: v_proj must be a plain linear layer: swap before adapters, quantisation")
-                # A symbol then begins as the value that its token had.
                 parameter.copy_(v_proj.get_parameter(name)[rows])
-        # What depends on the maps comes after them.
-        for module in self.modules():
-            tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            resets = hasattr(module, "reset_parameters") and not isinstance(module, nn.Linear)
-            if resets and any(map(_is_fresh, tensors)):
-                module.reset_parameters()  # type: ignore[operator]
+            if hasattr(group, "reset_parameters"):  # of the weights of relations, which depend on the map
+                group.reset_parameters()  # type: ignore[operator]
 
     def forward(
         self,
@@ -166,15 +156,6 @@ def _fitted(mechanism: configs.Mechanism, is_whole: bool, **fields: Any) -> conf
     if isinstance(symbols, configs.RelationalSymbols):  # the cache keeps no neighbours
         raise ValueError(f"heads: {name} must have symbols of single tokens but has RelationalSymbols")
     return dataclasses.replace(mechanism, **fields)
-
-
-def _is_fresh(tensor: Tensor) -> bool:
-    return not getattr(tensor, "_is_hf_initialized", False)  # transformers sets this mark on loaded parameters
-
-
-def is_quantised(weight: Tensor) -> bool:
-    """Whether the entries of a weight are codes of its values: integers, or floating numbers of eight bits."""
-    return not weight.is_floating_point() or weight.dtype.itemsize == 1
 
 
 class RelationalInputs:
@@ -259,20 +240,21 @@ def attend(
     t, d = q.shape[1], q.shape[3]
 
     # Without a mask query 0 is key 0, and further keys are empty rows of a static cache.  A single query comes after
-    # all keys.  Models without SDPA make every causal mask, and nothing reads their `is_causal`, which may be wrong.
+    # all keys.
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
-    is_eager = type(getattr(module, "config", None)) in EAGER
-    is_masked_by_order = attention_mask is None and bool(is_causal) and t > 1 and not is_eager
+    is_masked_by_order = attention_mask is None and bool(is_causal) and t > 1
     if is_masked_by_order:
         k, v = k[:, :t], v[:, :t]
-    s, line = k.shape[1], f"polyhead: a mask of {type(module).__name__}"
-    masks = [array for array in (attention_mask, position_bias) if array is not None]
-    for array in masks:
+    s = k.shape[1]
+    masks = []
+    for array in (attention_mask, position_bias):
+        if array is None:
+            continue
         if array.ndim != 4:
-            raise ValueError(f"{line} must be (b h t s) but is {tuple(array.shape)}")
-        check_mask(line, array)
-    masks = [array[..., :s] for array in masks]
+            name = type(module).__name__
+            raise ValueError(f"polyhead: a mask of {name} must be (b h t s) but is {tuple(array.shape)}")
+        masks.append(array[..., :s])
     is_boolean = len(masks) == 1 and masks[0].dtype == torch.bool  # not read, which would synchronise the device
     bias, mask = (None, masks[0]) if is_boolean else limits(masks, t, s, q.dtype)
     keep = None

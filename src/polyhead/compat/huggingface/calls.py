@@ -1,7 +1,7 @@
-"""Which attention layers of a transformers model compute our heads, and the refusal of models that cannot.
+"""Which attention layers of a transformers model compute our heads, and the refusal of models that may not.
 
 `attn_implementation` is a string in a configuration.  An architecture that computes attention itself ignores it: it
-would remain softmax attention, without a word.  Such models are refused when the name is chosen.
+would remain softmax attention, without a word.  So a name of ours is taken by the types in `CHECKED` alone.
 """
 
 import functools
@@ -12,11 +12,9 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.masking_utils import eager_mask, sdpa_mask
-from transformers.models.auto.modeling_auto import MODEL_MAPPING
+from transformers.masking_utils import sdpa_mask
 
 from polyhead.layers.taps import looking
-from polyhead.ops.readable import is_readable
 
 PREFIX = "polyhead_"
 """The names of our heads as `attn_implementation` begin with it, and so do model types that hold them."""
@@ -24,17 +22,17 @@ PREFIX = "polyhead_"
 BY_LAYER = "polyhead_heads"
 """The `attn_implementation` of models whose configuration has the heads of each layer."""
 
-OWN_ATTENTION = {
-    *("bigbird_pegasus", "clap", "deepseek_ocr2", "evolla", "git", "informer", "longt5", "minimax", "pegasus_x"),
-    *("pp_formulanet", "sam", "sam_hq", "unlimited_ocr"),
+CHECKED = {
+    *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "gemma", "gemma2"),
+    *("gemma3_text", "gpt_oss", "olmo2", "granite", "smollm3", "starcoder2", "cohere", "cohere2", "stablelm"),
+    *("nemotron", "glm", "glm4", "helium", "ernie4_5", "phi", "phi3", "gpt2", "gpt_neox", "gpt_bigcode", "opt"),
+    *("biogpt", "deepseek_v3", "bert", "roberta", "distilbert", "electra", "modernbert", "albert", "t5", "bart"),
+    *("marian", "pegasus", "vit", "dinov2", "deit"),
 }
-"""Folders of transformers.models that use the attention interface in some layers and other code in others."""
+"""Model types that call the attention interface in every layer.  Add others after a comparison with eager attention."""
 
 ITS_OWN = "its own"
 """The attention of a layer that does not call our function."""
-
-EAGER: set[type] = set()
-"""Configurations of models under our names that do not support SDPA: every mask is made for these, and is floating."""
 
 _CALLED: ContextVar[dict[nn.Module, str]] = ContextVar("called")
 
@@ -50,16 +48,12 @@ def is_polyhead(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and name.startswith(PREFIX)
 
 
-def check_model(kind: type, name: str) -> None:
-    """Raise ValueError for a model class some of whose attention layers ignore the implementation `name`."""
-    if not issubclass(kind, PreTrainedModel):
-        return
-    # A class is defined in transformers.models.FOLDER.modeling_FOLDER.
-    folders = {base.__module__.split(".")[2] for base in kind.__mro__ if base.__module__.count(".") > 2}
-    if not kind._can_set_attn_implementation() or folders & OWN_ATTENTION:
+def check_type(model: str, model_type: str, name: str) -> None:
+    """Raise ValueError unless models of this type are known to call the implementation `name`."""
+    if model_type.removeprefix(PREFIX) not in CHECKED:
         raise ValueError(
-            f"polyhead: {kind.__name__} must call its attention through transformers' AttentionInterface for {name!r} "
-            "but computes it itself"
+            f"polyhead: {model} must call its attention through transformers' AttentionInterface for {name!r}, which "
+            f"is not known of the type {model_type!r} (compare it with eager attention, then huggingface.CHECKED.add)"
         )
 
 
@@ -72,9 +66,7 @@ def guard() -> None:
     @functools.wraps(method)
     def checked(self: PreTrainedModel, requested_attention: Any = None, *args: Any, **options: Any) -> Any:
         if is_polyhead(requested_attention):
-            check_model(type(self), requested_attention)
-            if not getattr(self, "_supports_sdpa", True):
-                EAGER.add(type(self.config))
+            check_type(type(self).__name__, self.config.model_type, requested_attention)
         return method(self, requested_attention, *args, **options)
 
     checked.polyhead = True  # type: ignore[attr-defined]
@@ -82,39 +74,15 @@ def guard() -> None:
 
 
 def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
-    """The mask that architectures pass to our function: that of SDPA or, for models without it, the floating one."""
-    if type(config) in EAGER:
-        return eager_mask(*sizes, config=config, **options)
-    is_compiling, padding = torch.compiler.is_compiling(), options.get("attention_mask")
-    # A configuration may get a name of ours behind the model's back: the class is asked here, too.
+    """The mask that architectures pass to our function: that of SDPA."""
     name = getattr(config, "_attn_implementation", None)
-    if not is_compiling and is_polyhead(name) and type(config) in MODEL_MAPPING:
-        kinds: Any = MODEL_MAPPING[type(config)]
-        for kind in kinds if isinstance(kinds, (tuple, list)) else (kinds,):
-            check_model(kind, name)
-    # Recorded code has no numbers of the padding yet, so the mask must be made whatever they are.
-    if padding is not None and not is_compiling and not is_readable(padding):
-        options["allow_is_causal_skip"] = False  # transformers would read the padding under vmap and in make_fx
+    if is_polyhead(name):  # a configuration may get a name of ours behind the model's back
+        check_type(type(config).__name__, config.model_type, name)
     return sdpa_mask(*sizes, config=config, **options)
 
 
-def inputs_by_name(
-    model: nn.Module, batch: Mapping[str, Any] | Tensor | None, inputs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The inputs of a call by name, with tensors on the model's device; `batch` may be the main input alone."""
-    if isinstance(batch, Tensor):
-        batch = {getattr(model, "main_input_name", "input_ids"): batch}
-    arguments = {**(batch or {}), **inputs}
-    # Offloaded parameters are on the meta device until accelerate loads them, and then it moves the inputs, too.
-    device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))
-    for name, value in arguments.items():
-        if isinstance(value, Tensor):
-            arguments[name] = value.to(device)
-    return arguments
-
-
-def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **inputs: Any) -> dict[str, str]:
-    """Run one forward pass without gradients; return what computed each attention layer that was called, by its name.
+def verify(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, str]:
+    """Run `model(*inputs, **options)`; return what computed each attention layer that was called, by its name.
 
     >>> import transformers
     >>> from polyhead.compat.huggingface import swap_heads
@@ -122,15 +90,13 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
     >>> verify(swap_heads(transformers.LlamaForCausalLM(llama), [1], [Softmax(2), Hyla(2)]))
     {'model.layers.0.self_attn': 'sdpa', 'model.layers.1.self_attn': 'Softmax(2), Hyla(2)'}
 
-    A layer that did not call our function has "its own" attention.  `batch`: a mapping of inputs, or the main input
-    alone; `inputs` adds inputs by name.  By default four tokens.  A compiled model runs uncompiled.
+    A layer that did not call our function has "its own" attention.  Without inputs the model reads four tokens.
+    Gradients and dropout are off, and a compiled model runs uncompiled.
 
-    Raises ValueError if a layer has heads of ours, by name or in its configuration, but did not call them, and if the
-    model cannot read four tokens.
+    Raises ValueError if a layer has heads of ours, by name or in its configuration, but did not call them.
     """
-    is_default = batch is None and not inputs
-    if is_default:
-        batch = torch.arange(1, 5)[None]
+    if not inputs and not options:
+        inputs = (torch.arange(1, 5, device=next(model.parameters()).device)[None],)
     called: dict[nn.Module, str] = {}
     hooks = []
 
@@ -143,12 +109,7 @@ def verify(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **
             if "Attention" in type(module).__name__:
                 hooks.append(module.register_forward_hook(count))
         with looking(model), torch.compiler.set_stance("force_eager"):
-            model(**inputs_by_name(model, batch, inputs))
-    except Exception as error:
-        if not is_default:
-            raise
-        reason = " ".join(str(error).split())
-        raise ValueError(f"verify: {type(model).__name__} needs other inputs than four tokens ({reason})") from error
+            model(*inputs, **options)
     finally:
         for hook in hooks:
             hook.remove()

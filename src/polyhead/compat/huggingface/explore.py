@@ -6,41 +6,29 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
 
 
 def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
     """The causal model in `folder`, in eval mode on `device`, and its tokenizer; no code in the folder is run.
 
-    Raises ValueError if the folder lacks one of them, or some weights, and if the model cannot run.
+    Raises ValueError if the folder lacks one of them, or some weights.
     """
-    verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()  # its tables of missing weights become our line
-    logging.disable_progress_bar()
     options: Any = {"local_files_only": True, "trust_remote_code": False}
     try:
         loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
         model, info = cast("tuple[nn.Module, dict[str, Any]]", loaded)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        with torch.no_grad():
-            model.eval()(torch.zeros(1, 1, dtype=torch.long))
     except Exception as error:  # any error of the libraries that read a stranger's files
         reason = " ".join(str(error).split())
         raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({reason})") from None
-    finally:
-        logging.set_verbosity(verbosity)
-        if shows_progress:
-            logging.enable_progress_bar()
-    # A damaged file is an error of the library; a file without some weights is only a warning.
     missing = sorted(info["missing_keys"])
     if missing:  # transformers has filled them with random numbers
         raise ValueError(f"explore: {folder} must hold all weights, but {len(missing)} are missing, first {missing[0]}")
-    return model.to(device), tokenizer
+    return model.eval().to(device), tokenizer
 
 
 def reach(model: nn.Module) -> tuple[int | None, int | None]:
     """The context length and the vocabulary size of a foreign model, if its configuration has them."""
-    config: Any = getattr(model, "config", None)
-    if hasattr(config, "get_text_config"):
-        config = config.get_text_config()
-    return getattr(config, "max_position_embeddings", None), getattr(config, "vocab_size", None)
+    config: Any = model.config
+    text: Any = config.get_text_config()
+    return getattr(text, "max_position_embeddings", None), getattr(text, "vocab_size", None)

@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from polyhead import config as configs
 from polyhead.compat.huggingface.attention import SOFTMAX, Heads, alone, attend, check_options, with_symbols
-from polyhead.compat.huggingface.calls import BY_LAYER, PREFIX, check_model, guard, mask, note
+from polyhead.compat.huggingface.calls import BY_LAYER, PREFIX, check_type, guard, mask, note
 from polyhead.config import Hyla, Linear, Mechanism, Softmax, head_list
 from polyhead.layers.heads.groups import build
 
@@ -76,9 +76,7 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     return _with_layers(config, layers)
 
 
-def swap_heads(
-    model: nn.Module, layers: int | Sequence[int] | None, heads: Mechanism | Sequence[Mechanism]
-) -> nn.Module:
+def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism | Sequence[Mechanism]) -> nn.Module:
     """Replace the heads of some layers (None: all) of a causal model in place; returns the model.
 
     >>> import transformers
@@ -98,9 +96,7 @@ def swap_heads(
     config: Any = model.config
     groups = head_list("swap_heads", heads)
     indices = range(config.num_hidden_layers)
-    if layers is None:
-        layers = indices
-    chosen = [indices[layer] for layer in ([layers] if isinstance(layers, int) else layers)]
+    chosen = [indices[layer] for layer in (indices if layers is None else layers)]
     # The class of the model must be the one that the new class extends: its code then runs on unchanged.
     holder, network = _classes(config.model_type.removeprefix(PREFIX))
     if not isinstance(model, network.__mro__[2]):
@@ -165,16 +161,14 @@ class _HasHeads:
                 _put(attention, Heads(groups, config, attention.v_proj))
 
     def initialize_weights(self) -> None:
-        """After a checkpoint is read, initialise the parameters that it did not have."""
+        """After a checkpoint is read, refuse one that lacks parameters of the heads."""
         super().initialize_weights()  # type: ignore[misc]
-        for attention in self.modules():  # type: ignore[attr-defined]
-            if isinstance(getattr(attention, "polyhead", None), Heads):
-                attention.polyhead.begin(attention.v_proj)
-
-    def _get_static_cache_init_shape(self) -> object:
-        """None with relational heads, whose keys are wider: the first keys then give a static cache its width."""
-        wider = any(hasattr(module, "polyhead_stream") for module in self.modules())  # type: ignore[attr-defined]
-        return None if wider else super()._get_static_cache_init_shape()  # type: ignore[misc]
+        for name, tensor in self.state_dict(keep_vars=True).items():  # type: ignore[attr-defined]
+            # transformers sets this mark on what it has loaded.
+            is_loaded = tensor.is_meta or getattr(tensor, "_is_hf_initialized", False)
+            if ".polyhead." in name and not is_loaded:
+                kind = type(self).__name__
+                raise ValueError(f"{kind}: the checkpoint must have {name}: load an ordinary one, then swap_heads")
 
 
 def _by_name(
@@ -208,7 +202,7 @@ def _classes(model_type: str) -> tuple[type, type]:
     """Create and register the configuration and model classes with heads: subclasses of those of `model_type`."""
     base = CONFIG_MAPPING[model_type]
     parent: Any = MODEL_FOR_CAUSAL_LM_MAPPING[base]
-    check_model(parent, BY_LAYER)
+    check_type(parent.__name__, model_type, BY_LAYER)
     # Two classes made at run time: the configuration holds heads, the model builds them.
     members = {"__module__": __name__, "polyhead_heads": None, "model_type": f"{PREFIX}{model_type}"}
     holder = type(f"Polyhead{base.__name__}", (HoldsHeads, base), members)

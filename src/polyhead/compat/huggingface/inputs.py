@@ -1,8 +1,8 @@
 """Masks and positions in the conventions of transformers, as our transformer takes them.
 
 transformers marks padding by zeros of `attention_mask`, and packs several sequences into one row whose `position_ids`
-restart at 0.  Eager code reads these numbers.  Code that is recorded (torch.compile, torch.export, make_fx,
-torch.jit.trace, vmap) makes the same decisions as tensors, and asserts what eager code raises.
+restart at 0.  Eager code reads these numbers.  torch.compile and torch.export make the same decisions as tensors, and
+assert what eager code raises.
 """
 
 import torch
@@ -14,16 +14,9 @@ from polyhead.ops.readable import is_readable
 
 
 def require(condition: Tensor, message: str) -> None:
-    """Raise ValueError unless all entries are True; recorded code raises RuntimeError when it runs.
-
-    `torch.jit.trace` drops what has no result, this check too, so there it raises ValueError at once.
-    """
-    if torch.jit.is_tracing():
-        raise ValueError(f"{message}, which torch.jit.trace cannot check: give Boolean masks or use torch.export")
-    if not torch.compiler.is_compiling():
-        # Under vmap the tensor inside the wrapper has the numbers of all samples.
-        while torch._C._functorch.is_functorch_wrapped_tensor(condition):
-            condition = torch._C._functorch.get_unwrapped(condition)
+    """Raise ValueError unless all entries are True; recorded code raises RuntimeError when it runs."""
+    if torch.jit.is_tracing():  # it drops what has no result, this check too
+        raise ValueError(f"{message}, which torch.jit.trace cannot check")
     if not is_readable(condition):
         torch._assert_async(condition.all(), message)
     elif not condition.all():

@@ -5,6 +5,7 @@ to_folder("runs/lm", "exported")                    config.json, model.safetenso
 AutoModelForCausalLM.from_pretrained("exported")    wherever polyhead.compat.huggingface has been imported
 """
 
+import copy
 import dataclasses
 import pathlib
 from typing import Any
@@ -23,6 +24,7 @@ from polyhead.compat.huggingface.inputs import place_tokens
 from polyhead.compat.huggingface.tokens import tokenizer_of
 from polyhead.config import Logits
 from polyhead.layers.positions import Constant
+from polyhead.layers.taps import Taps
 from polyhead.models.inputs_outputs import TiedOutput
 from polyhead.models.transformer import Transformer
 from polyhead.tasks.text.tokens import codec_of
@@ -118,14 +120,8 @@ class PolyheadModel(transformers.PreTrainedModel):
         cache = select_cache(name, *caches)
         if options.pop("use_cache", None) and cache is None:
             cache = PolyheadCache(len(self.model.blocks))
-        # What an option does not say, the configuration does.
-        collected: dict[str, list[Any] | None] = {}
-        for option in ("output_hidden_states", "output_attentions"):
-            is_requested = options.pop(option, None)
-            if is_requested is None:
-                is_requested = getattr(self.config, option, False)
-            collected[option] = [] if is_requested else None
-        states, taps = collected.values()
+        states: list[Tensor] | None = [] if options.pop("output_hidden_states", None) else None
+        taps: list[Taps] | None = [] if options.pop("output_attentions", None) else None
         for option, value in options.items():
             if option not in known and value is not None and value is not False:
                 raise ValueError(f"{name}: it takes no argument {option}")
@@ -201,27 +197,18 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
     @property
     def base_model(self) -> PolyheadModel:
         """The backbone with the same parameters; some trainers call it and compute logits themselves."""
-        backbone = self.__dict__.get("_backbone")  # not registered as a submodule
-        if backbone is None or backbone.model is not self.model:
-            with torch.device("meta"):  # its parts are then replaced by those of this model
-                backbone = PolyheadModel(self.config)
-            backbone.model = self.model
-            self.__dict__["_backbone"] = backbone
-        backbone.training = self.training
+        backbone = copy.copy(self)
+        backbone.__class__ = PolyheadModel  # type: ignore[assignment]
+        for name in ("forward", "_compiled_call_impl"):  # what autocast or torch.compile puts around this model's own
+            vars(backbone).pop(name, None)
         return backbone
 
     def _prepare_cache_for_generation(  # type: ignore[override]  # its last arguments differ between versions
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
     ) -> None:
         """Use our cache instead of the library's default."""
-        caches = model_kwargs.pop("cache", None), model_kwargs.pop("past_key_values", None)
-        cache = select_cache(type(self).__name__, *caches)
-        if cache is not None:
-            cache._is_user_defined = True
-        elif generation_config.use_cache is not False:
-            cache = PolyheadCache(len(self.model.blocks))
-        if cache is not None:
-            model_kwargs[CACHE_NAME] = cache
+        if generation_config.use_cache is not False and model_kwargs.get(CACHE_NAME) is None:
+            model_kwargs[CACHE_NAME] = PolyheadCache(len(self.model.blocks))
 
     @can_return_tuple
     def forward(
@@ -256,21 +243,18 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
 
     def _loss(self, logits: Tensor, labels: Tensor, options: dict[str, Any]) -> Tensor:
-        """The loss by `loss_function`, 0 if no label is scored, and in training the load-balance loss of experts."""
-        compared = options.get("shift_labels")
-        if compared is None:
-            compared = labels[..., 1:]
-        # The losses of several batches are added up, each divided by the labels of all.  So is the balance of experts.
-        balance_share: Tensor | float = 1.0
-        if options.get("num_items_in_batch") is not None:
-            num_items = torch.as_tensor(options["num_items_in_batch"]).clamp(min=1)
-            options["num_items_in_batch"] = num_items
-            balance_share = (compared != -100).sum() / num_items
+        """The loss by `loss_function`, and in training the load-balance loss of experts."""
         # The library chooses the loss by the class and the configuration; a user may have set another.
         loss: Tensor = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **options)
-        # A mean over no label is 0 / 0, but a micro-batch without labels adds nothing.
-        loss = torch.where((compared != -100).any(), loss, 0.0)
-        return loss + balance_share * self.model.auxiliary_loss() if self.training else loss
+        if not self.training:
+            return loss
+        balance, num_items = self.model.auxiliary_loss(), options.get("num_items_in_batch")
+        # The losses of several batches are added up, each divided by the labels of all.  So is the balance of experts.
+        if num_items is not None:
+            shifted = options.get("shift_labels")
+            compared = labels[..., 1:] if shifted is None else shifted
+            balance = balance * (compared != -100).sum() / num_items
+        return loss + balance
 
 
 # By this table the Trainer knows whose labels to shift when it smooths them.

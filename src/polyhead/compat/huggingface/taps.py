@@ -2,17 +2,17 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from polyhead.compat.huggingface.attention import SOFTMAX, attend
-from polyhead.compat.huggingface.calls import EAGER, inputs_by_name, is_polyhead, mask
+from polyhead.compat.huggingface.calls import CHECKED, is_polyhead, mask
 from polyhead.layers.call import LayerLimits
 from polyhead.layers.heads.functions import code_with
 from polyhead.layers.taps import Taps, looking, tapped
@@ -25,10 +25,9 @@ IMPLEMENTATION = "_attn_implementation_internal"
 _RECORD: ContextVar[Callable[..., Any]] = ContextVar("record")
 
 
-def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, **inputs: Any) -> list[Taps]:
-    """One forward pass, without dropout or gradients: the taps of every call of attention, in order.
-
-    `batch`: a mapping of inputs (as a tokeniser returns), or the model's main input alone.
+def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
+    """One forward pass `model(*inputs, **options)`, without dropout or gradients: the taps of every call of attention,
+    in order.
 
     >>> import transformers
     >>> gpt = transformers.GPT2Model(transformers.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4))
@@ -46,14 +45,10 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
     taps: list[Taps] = []
 
     def heads(name: str, q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: None) -> Tensor:
-        if limits.causal:  # a user may choose some queries of a mask
-            visible = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).tril()[None, None]
-            visible = visible if limits.mask is None else visible & limits.mask
-            limits = dataclasses.replace(limits, mask=visible, causal=False)
         call = limits.call({"q": q, "k": k, "v": v}, 0, q.shape[2])
         unknown = dict.fromkeys(("w_value", "b_value", "w_out"))
         scale = q.shape[-1] ** -0.5
-        group = tapped(SOFTMAX, call, SOFTMAX(call), mask=call.mask, causal=False, scale=scale, **unknown)
+        group = tapped(SOFTMAX, call, SOFTMAX(call), mask=call.mask, causal=call.causal, scale=scale, **unknown)
         # The soft cap and the sinks are those of the model.
         extras = {"softcap": call.softcap, "sinks": call.sinks}
         group = dataclasses.replace(group, coder=partial(code_with, code_of("softmax"), extras))
@@ -64,7 +59,7 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
         return attend(partial(heads, names.get(module, type(module).__name__)), module, *tensors, **options)
 
     with torch.inference_mode(False), _recording(model, record), looking(model):
-        model(**inputs_by_name(model, batch, inputs))
+        model(*inputs, **options)
     # A model that computes attention itself called nothing of ours; empty taps would look like a result.
     if not taps:
         name = type(model).__name__
@@ -75,26 +70,26 @@ def capture(model: nn.Module, batch: Mapping[str, Any] | Tensor | None = None, *
 @contextlib.contextmanager
 def _recording(model: nn.Module, record: Callable[..., Any]) -> Iterator[None]:
     """Context manager: the model's attention calls `record`; afterwards its configurations are as before."""
-    before, eager = {}, set()
+    before = {}
     for module in model.modules():
         config: Any = getattr(module, "config", None)
-        heads = getattr(config, IMPLEMENTATION, None)
+        if not hasattr(config, IMPLEMENTATION):
+            continue
+        heads, kind = getattr(config, IMPLEMENTATION), type(module).__name__
         if is_polyhead(heads):  # their code is not that of softmax attention
-            raise ValueError(f"capture: {type(model).__name__} must run softmax attention but its heads are {heads}")
-        if hasattr(config, IMPLEMENTATION):
-            before[id(config)] = config, heads
-        if not getattr(module, "_supports_sdpa", True) and type(config) not in EAGER:
-            eager.add(type(config))
+            raise ValueError(f"capture: {kind} must run softmax attention but its heads are {heads}")
+        # Without a mask our function is causal where SDPA is; models that do not support it may mean something else.
+        if isinstance(module, PreTrainedModel) and not module._supports_sdpa and config.model_type not in CHECKED:
+            raise ValueError(f"capture: {kind} must support SDPA (_supports_sdpa), which says what is causal")
+        before[id(config)] = config, heads
     AttentionInterface.register(NAME, lambda *tensors, **options: _RECORD.get()(*tensors, **options))
     AttentionMaskInterface.register(NAME, mask)
     token = _RECORD.set(record)
-    EAGER.update(eager)
     try:
         for config, _ in before.values():
             setattr(config, IMPLEMENTATION, NAME)
         yield
     finally:
-        EAGER.difference_update(eager)
         _RECORD.reset(token)
         for config, heads in before.values():
             setattr(config, IMPLEMENTATION, heads)

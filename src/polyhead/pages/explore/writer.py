@@ -89,7 +89,8 @@ def explore(
         from polyhead.compat.huggingface import capture as capture_foreign, explore as foreign  # takes seconds
 
         _check_ids(ids, *foreign.reach(model))
-        taps = capture_foreign(model, torch.tensor([ids[:TOKENS]]))
+        device = next(model.parameters()).device
+        taps = capture_foreign(model, torch.tensor([ids[:TOKENS]], device=device))
     return write(taps, pieces(codec, ids[:TOKENS]), path, title=title, of=len(ids), progress=progress)
 
 
