@@ -28,6 +28,7 @@ SKILL, EARLY = 0.90, 5000
 # Of Table A1 in the paper.
 PAPER_SEEDS = 3
 KNOWN, UNSEEN = "iid", "compositional"
+UNSEEN_NAME = FuzzyLogic().split_name(UNSEEN)
 # Score at the end, with a sampling error -> its split.
 SPLITS = {"known": KNOWN, "unseen": UNSEEN, "novel": "novel"}
 
@@ -92,7 +93,7 @@ PRIMARY = (
 EQUAL_SKILL = f"4. at equal skill, R² {SKILL:.2f} on known combinations, HYLA is better on unseen ones"
 ABOVE_BASELINES = "5. on unseen combinations models are above floors"  # the registered words
 BASELINE_PAIRS = (("hyla", "recall"), ("softmax", "recall"), ("hyla", "mix"), ("hyla", "gaussian_process"))
-LATE = f"on unseen combinations after step {EARLY:,}"
+LATE = f"on {UNSEEN_NAME} after step {EARLY:,}"
 GAP = "softmax loses more than HYLA from known to unseen"
 GAP_PAIRS = (("softmax", "hyla"),)
 # Of the three models of the main test.
@@ -331,10 +332,10 @@ def draw_courses(stem: str, points: Sequence[FinishedRun], scores: Table, baseli
         panels.append(("at equal skill", skills, baselines))
     word = WORDS[points[0].run.task.metric]
     x_label = ("optimiser steps, thousands", f"{word} on known combinations")
-    figure = figures.lines(panels, x_label=x_label, y_label=f"{word} on unseen combinations")
+    figure = figures.lines(panels, x_label=x_label, y_label=f"{word} on {UNSEEN_NAME}")
     counts = ", ".join(f"{label} {count}" for label, count in runs.items())
     caption = (
-        f"Score on unseen combinations: left in the course of training, right where that on known ones first reaches "
+        f"Score on {UNSEEN_NAME}: left in the course of training, right where that on known ones first reaches "
         f"the value below. A run that never reached a value has no point there. Runs: {counts}. Baselines and ceiling "
         "are of the same splits. Compare models with other seeds in the table: their splits differ."
     )
@@ -352,7 +353,7 @@ def beside_paper(stem: str, scores: Table, baselines: Mapping[str, float]) -> Pi
             if printed is not None:
                 paper[NAMES[model]] = (printed[0] / 100, printed[1] / 100, PAPER_SEEDS)
     caption = (
-        "R² on unseen combinations at the end, full marks, beside Table A1 of the paper, hollow marks: means and "
+        f"R² on {UNSEEN_NAME} at the end, full marks, beside Table A1 of the paper, hollow marks: means and "
         "standard errors over seeds. The paper's text implies heads of width 16; ours have width 2, as in its code. "
         "The paper chose the rate among four settings, and its splits may lack terms."
     )
@@ -365,7 +366,7 @@ def draw_width(study: Study) -> FigureOutcome:
     figure = figures.lines(
         [("", by_value(scores, WIDTHS, of_width), {})], x_label="width of a head", y_label="R², unseen", log_x=True
     )
-    caption = "R² on unseen combinations after 50,000 steps by the width of heads: standard errors, a dot per seed."
+    caption = f"R² on {UNSEEN_NAME} after 50,000 steps by the width of heads: standard errors, a dot per seed."
     notes = (NOTE, "Parameters grow with the width of heads.")
     picture = Picture(study.figure, caption, figure)
     return FigureOutcome([picture], rows_of(study.points, scores), verdicts(scores, WIDTH), notes, as_json(scores))
@@ -379,7 +380,7 @@ def draw_held_out(study: Study) -> FigureOutcome:
         scores["drop", model] = with_least - column(scores, "unseen", model)
     panel: Panel = ("", by_value(scores, HELD_OUT, of_held_out), {})
     figure = figures.lines([panel], x_label="per cent held out", y_label="R², unseen")
-    caption = "R² on unseen combinations after 50,000 steps by the part held out: standard errors, a dot per seed."
+    caption = f"R² on {UNSEEN_NAME} after 50,000 steps by the part held out: standard errors, a dot per seed."
     picture = Picture(study.figure, caption, figure)
     judged = verdicts(scores, HELD_OUT_TESTS)
     return FigureOutcome([picture], rows_of(study.points, scores), judged, (NOTE,), as_json(scores))
@@ -405,11 +406,11 @@ def draw_splits(study: Study) -> FigureOutcome:
             row["HYLA − softmax"] = f"{difference:+.3f}".replace("-", "−")
         rows.append(row)
         numbers[f"split {split}, network {seed}"] = by_model
-    caption = "Accuracy on unseen combinations, HYLA less softmax heads, of three initial networks on each split."
+    caption = f"Accuracy on {UNSEEN_NAME}, HYLA less softmax heads, of three initial networks on each split."
     notes = ("This page has no claim. The rule of its reading was written before its runs: protocol_additions.md.",)
     pictures = []
     if differences:
-        figure = figures.results(differences, score="accuracy on unseen combinations, HYLA − softmax")
+        figure = figures.results(differences, score=f"accuracy on {UNSEEN_NAME}, HYLA − softmax")
         pictures.append(Picture(study.figure, caption, figure))
     return FigureOutcome(pictures, rows, (), notes, numbers)
 

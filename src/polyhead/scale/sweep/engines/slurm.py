@@ -1,7 +1,6 @@
-"""Workers as jobs of Slurm, through submitit: a job runs the worker as a child process.
+"""Workers as jobs of Slurm, through submitit: each job runs its worker as a child process.
 
-Before Slurm preempts or ends a job it sends SIGUSR2.  The worker then saves, and submitit queues the job again.
-"""
+Before Slurm preempts or ends a job it sends SIGUSR2: the worker saves, and submitit queues the job again."""
 
 import contextlib
 import functools
@@ -19,7 +18,7 @@ from polyhead.spec.shapes import check_number
 
 
 class Slurm(Engine):
-    """Jobs of at most `minutes`; a longer run resumes in the next job.  `options`: of sbatch, such as `partition`.
+    """Jobs of at most `minutes`, 2 or more; a longer run resumes in the next job.  `options` are those of sbatch.
 
     `cluster`: "local" is submitit's own executor on this machine, to try a sweep without Slurm.
     """
@@ -29,7 +28,7 @@ class Slurm(Engine):
     def __init__(
         self, resources: Resources | None = None, *, minutes: int = 60, cluster: str = "slurm", **options: Any
     ) -> None:
-        check_number("sweep", "minutes", minutes, 1)
+        check_number("sweep", "minutes", minutes, 2)
         resources = resources or Resources()
         if resources.gpus != int(resources.gpus):
             raise ValueError(f"sweep: gpus must be whole under Slurm, got {resources.gpus}")
@@ -37,7 +36,8 @@ class Slurm(Engine):
         # submitit leaves to the cluster what is None.
         self.parameters: dict[str, Any] = {"name": "polyhead", "timeout_min": minutes, "cpus_per_task": self.cpus}
         self.parameters |= {"mem_gb": resources.memory, "slurm_gpus_per_node": int(resources.gpus) or None}
-        options |= {"signal_delay_s": min(90, 30 * minutes), "additional_parameters": {"requeue": True}}
+        # Slurm may send the signal up to a minute too early, but a worker that still starts cannot save.
+        options |= {"signal_delay_s": min(90, 60 * minutes - 90), "additional_parameters": {"requeue": True}}
         for name, value in options.items():
             self.parameters[f"slurm_{name}"] = value
         self.jobs: list[Any] = []
