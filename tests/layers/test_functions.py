@@ -86,7 +86,7 @@ def test_the_function_and_its_code_are_given_the_same():
 # ------------------------------------------------------------------------------------------------------- without a code
 class WithOwnForward(SoftmaxHeads):
     def forward(self, call):
-        return cosine_attention(call.q, call.k, call.v, mask=call.mask, causal=call.causal, keep=call.keep)
+        return cosine_attention(call.q, call.k, call.v, mask=call.masks.mask, causal=call.masks.causal, keep=call.keep)
 
 
 @pytest.mark.parametrize("assignment", ["assigned", "used", "assigned later", "a forward"])

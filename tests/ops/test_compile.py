@@ -6,7 +6,7 @@ from torch._dynamo.utils import counters
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.registry import IMPLS, OPS
 
 pytestmark = pytest.mark.compile
@@ -51,9 +51,10 @@ def test_one_graph_for_all_lengths(problem, arguments, op, impl):
 @pytest.mark.parametrize("full", [False, True])
 def test_the_custom_ops_keep_the_rules(problem, full):
     (q, k, v), options = problem(3, 4, bias="offset", mask="rows", keep=True)
-    limits = {"bias": options["bias"], "mask": options["mask"], "keep": options["keep"]} if full else {}
+    limits = {"bias": options["bias"], "keep": options["keep"]} if full else {}
+    masks = Masks(options["mask"] if full else None, causal=True)
     weight = torch.randn(4, 5, 5, dtype=torch.float64, requires_grad=True) if full else None
-    options = {"causal": True, "scale": 0.5, "normalise": "rms_heads", "act": "relu"}
-    call = AttentionCall(q, k, v, value_weight=weight, **limits, **options)
+    options = {"scale": 0.5, "normalise": "rms_heads", "act": "relu"}
+    call = AttentionCall(q, k, v, masks=masks, value_weight=weight, **limits, **options)
     tensors, keywords = OPS["hyla"].backends["blocked"].arguments(call)
     torch.library.opcheck(torch.ops.polyhead.hyla_blocked, tuple(tensors), keywords)

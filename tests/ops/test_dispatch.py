@@ -7,7 +7,7 @@ from compilers import IMPLS, READY
 from refusals import refusing
 
 from polyhead import ops
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.dispatch import choose
 from polyhead.ops.registry import OPS, TENSORS, resolve
 from polyhead.spec.shapes import check_window
@@ -30,7 +30,8 @@ def chosen(op, *, sizes=None, relations=(3, 2), **options):
     if op in ("relational", "disentangled"):
         options["q_rel"], options["k_rel"] = (x.new_zeros(*x.shape[:2], *relations) for x in (q, k))
         options["relation_weight"] = q.new_zeros(2, 4, relations[0])
-    return name_of(op, choose(OPS[op], AttentionCall(q, k, v, **options)))
+    masks = Masks(causal=options.pop("causal", False))
+    return name_of(op, choose(OPS[op], AttentionCall(q, k, v, masks=masks, **options)))
 
 
 def test_unknown_names_are_one_line():

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.dispatch import choose
 from polyhead.ops.native import library as native, prebuilt
 from polyhead.ops.native.check import CHECKS
@@ -158,7 +158,7 @@ def test_what_cannot_be_built_is_one_line_and_tiles_go_on(sandbox, caplog, failu
     if lines:
         write_compiler(sandbox, *lines)
     q, k, v = torch.randn(3, 1, 600, 2, 4)
-    chosen = choose(OPS["hyla"], AttentionCall(q, k, v, causal=True, normalise="rms_heads", act="relu"))
+    chosen = choose(OPS["hyla"], AttentionCall(q, k, v, masks=Masks(causal=True), normalise="rms_heads", act="relu"))
     assert chosen == OPS["hyla"].backends["blocked"].forward
     with pytest.raises(ValueError, match=r"^hyla: impl 'native' .*; use impl='auto' or 'reference'$") as error:
         ops.hyla(q, k, v, impl="native")

@@ -14,7 +14,7 @@ from rules import REQUIRED_OPTIONS
 from some import some
 from torch.testing import assert_close
 
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.registry import OPS, TENSORS, resolve
 from polyhead.ops.relational import sdpa
 
@@ -59,7 +59,7 @@ def _small_tiles(monkeypatch, small_tiles):
 
 def refusal(op, impl, tensors, options, variant, weight=None):
     """Why the backend does not take the inputs, by its own account."""
-    limits = {key: options[key] for key in ("bias", "mask", "keep", "causal", "window", "cu_seqlens")}
+    masks = Masks(options["mask"], options["causal"], options["window"], options["cu_seqlens"])
     tensors_by_name = dict(zip(TENSORS[op], tensors, strict=True))
     tensors_by_name = {"v" if name == "symbols" else name: x for name, x in tensors_by_name.items()}
     choices = {
@@ -67,7 +67,7 @@ def refusal(op, impl, tensors, options, variant, weight=None):
         "act": variant.get("relation_act", variant.get("act", "identity")),
         "value_weight": weight if variant.get("deep") else None,
     }
-    call = AttentionCall(**tensors_by_name, **limits, **choices)
+    call = AttentionCall(**tensors_by_name, bias=options["bias"], masks=masks, keep=options["keep"], **choices)
     return OPS[op].backends[impl].unsupported_reason(call)
 
 

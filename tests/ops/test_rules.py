@@ -15,7 +15,7 @@ from some import some
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.dispatch import choose
 from polyhead.ops.latent_code import dense
 from polyhead.ops.registry import IMPLS, OPS, TENSORS, code_of, resolve
@@ -132,7 +132,7 @@ def test_a_key_that_no_query_sees_may_hold_anything(normalise, fill):
     mask = torch.tensor([True, True, False, True, False])
     functions = {
         "relations": lambda q, k: ops.relations(q, k, relation_act="softmax", mask=mask),
-        "of a layer": lambda q, k: code_of("hyla")(AttentionCall(q, k, k, mask=mask, normalise="rms_heads")),
+        "of a layer": lambda q, k: code_of("hyla")(AttentionCall(q, k, k, masks=Masks(mask), normalise="rms_heads")),
         "textbook": lambda q, k: ops.scaled_dot_product_attention(q, k, k, mask[None]),
     }
     run = functions.get(normalise, lambda q, k: ops.latent_code(q, k, normalise=normalise, mask=mask))

@@ -1,14 +1,12 @@
 """Which tiles of pairs are computed, what is saved for the backward pass, large scores in float16."""
 
-import dataclasses
-
 import pytest
 import torch
 from compilers import IMPLS
 
 from polyhead import ops
 from polyhead.ops import tiling
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 
 T = 48
 LIMITS = [{}, {"causal": True}, {"window": 5}, {"causal": True, "window": 9}]
@@ -22,8 +20,8 @@ def test_a_tile_without_a_visible_query_is_never_computed(monkeypatch, problem, 
     monkeypatch.setattr(tiling, "QUERIES", 9)
     monkeypatch.setattr(tiling, "KEYS", 4)
     (q, k, v), options = problem(T, T, b=1, **limits)
-    call = AttentionCall(q, k, v, causal=options["causal"], window=options["window"], normalise=normalise)
-    call = dataclasses.replace(call, cu_seqlens=options["cu_seqlens"])
+    masks = Masks(options["mask"], options["causal"], options["window"], options["cu_seqlens"])
+    call = AttentionCall(q, k, v, masks=masks, normalise=normalise)
     visible = call.visible()
     if visible is None:
         visible = torch.ones(T, T, dtype=torch.bool)

@@ -10,7 +10,7 @@ from rules import KERNELS_RUN
 from torch.testing import assert_close
 
 from polyhead import ops
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.hyla import triton
 from polyhead.ops.registry import OPS
 
@@ -126,7 +126,7 @@ def test_sums_are_not_in_half_precision():
 
 def test_kernels_are_never_chosen_without_a_gpu_or_where_they_are_turned_off(monkeypatch):
     q, k, v = make_problem(1, 1)[0]
-    call = AttentionCall(q, k, v, causal=True, normalise="identity")
+    call = AttentionCall(q, k, v, masks=Masks(causal=True), normalise="identity")
     kernel = OPS["hyla"].backends["triton"]
     assert not kernel.preferred(call)
     for name, reason in (

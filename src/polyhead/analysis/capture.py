@@ -114,12 +114,12 @@ def _pairs(taps: GroupTaps, queries: Sequence[int], keys: Sequence[int]) -> Floa
     if taps.kind == OWN:
         return taps.code()[:, :, queries, keys].transpose(1, 2)
     # Also causality is a mask: a query that is picked out would otherwise count as one of the last.
-    bias, visible = taps.bias, Masks(taps.mask, taps.causal).visible(t, s, taps.k.device)
+    bias, visible = taps.bias, taps.visible()
     if visible is not None:
         visible = visible.expand(*visible.shape[:-2], t, s)[..., queries, :]
     if bias is not None and bias.ndim == 2:  # by offset: key j of query i has column j - i + t - 1
         bias = bias[:, torch.arange(t - 1, s + t - 1) - torch.tensor(queries)[:, None]]
     elif bias is not None:
         bias = bias.expand(*bias.shape[:-2], t, s)[..., queries, :]
-    call = AttentionCall(taps.q[:, queries], taps.k, taps.v, bias=bias, mask=visible, scale=taps.scale)
+    call = AttentionCall(taps.q[:, queries], taps.k, taps.v, bias=bias, masks=Masks(visible), scale=taps.scale)
     return taps.coder(call)[:, :, range(len(queries)), keys].transpose(1, 2)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale, Symbols
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import compute
 from polyhead.jaxside.latent_code import drop, logits, relate, retrieve
 from polyhead.spec.shapes import shaped
@@ -39,5 +39,6 @@ def abstractor_attention(
 
     Arguments and errors are those of `polyhead.ops.abstractor_attention`.  Static under jit: causal, window, impl, act.
     """
-    call = AttentionCall(q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, act=act)
+    masks = Masks(mask, causal, window, cu_seqlens)
+    call = AttentionCall(q, k, symbols, bias, masks, keep, scale, act=act)
     return compute("abstractor_attention", reference, impl, call)

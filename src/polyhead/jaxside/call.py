@@ -28,6 +28,17 @@ def _static(default: Any) -> Any:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
+class Masks:
+    """What hides keys from queries, as in polyhead/ops/call.py."""
+
+    mask: Any = None
+    causal: bool = _static(False)
+    window: int | None = _static(None)
+    cu_seqlens: Any = None
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
 class AttentionCall:
     """The arguments of one call as a pytree: arrays are leaves, options are static.  Every implementation takes it.
 
@@ -39,16 +50,13 @@ class AttentionCall:
     k: Any
     v: Any = None
     bias: Any = None
-    mask: Any = None
+    masks: Masks = Masks()
     keep: Any = None
-    cu_seqlens: Any = None
     scale: Any = None
     value_weight: Any = None
     q_rel: Any = None
     k_rel: Any = None
     relation_weight: Any = None
-    causal: bool = _static(False)
-    window: int | None = _static(None)
     normalise: str = _static("softmax")
     act: str = _static("identity")
     pool: str = _static("")

@@ -3,7 +3,7 @@
 import jax
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale, Symbols
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import compute
 from polyhead.jaxside.latent_code import code, drop, products, relate, retrieve, share, visible
 from polyhead.spec.shapes import shaped
@@ -39,8 +39,6 @@ def disentangled_attention(
     Arguments and errors are those of `polyhead.ops.disentangled_attention`.  Static under jit: causal, window, impl,
     relation_act.
     """
-    call = AttentionCall(
-        q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window,
-        q_rel=q_rel, k_rel=k_rel, act=relation_act,
-    )  # fmt: skip
+    masks = Masks(mask, causal, window, cu_seqlens)
+    call = AttentionCall(q, k, symbols, bias, masks, keep, scale, q_rel=q_rel, k_rel=k_rel, act=relation_act)
     return compute("disentangled_attention", reference, impl, call)

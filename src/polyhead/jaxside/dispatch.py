@@ -44,9 +44,9 @@ def compute(op: str, reference: Reference, impl: str, call: AttentionCall) -> ja
     check_call(op, call)
 
     # Keys that no query reads become 0: NaN there would be multiplied by a code of 0, which gives NaN.
-    call = replace(call, k=blank(call.mask, call.k), v=blank(call.mask, call.v))
+    call = replace(call, k=blank(call.masks.mask, call.k), v=blank(call.masks.mask, call.v))
     if call.k_rel is not None:
-        call = replace(call, k_rel=blank(call.mask, call.k_rel))
+        call = replace(call, k_rel=blank(call.masks.mask, call.k_rel))
     if call.scale is not None:
         call = replace(call, scale=call.factor)  # an integer has no gradient
     if call.network == "sequence":

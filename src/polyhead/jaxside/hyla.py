@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale
 from polyhead.jaxside.dispatch import compute
 from polyhead.jaxside.latent_code import ACTIVATIONS, code, drop, share
 from polyhead.spec.shapes import shaped
@@ -43,8 +43,6 @@ def hyla(
 
     Arguments and errors are those of `polyhead.ops.hyla`.  Static under jit: causal, window, impl, normalise, act.
     """
-    call = AttentionCall(
-        q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window,
-        value_weight=value_weight, normalise=normalise, act=act,
-    )  # fmt: skip
+    masks = Masks(mask, causal, window, cu_seqlens)
+    call = AttentionCall(q, k, v, bias, masks, keep, scale, value_weight, normalise=normalise, act=act)
     return compute("hyla", reference, impl, call)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Mask, Packed, Scale
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Mask, Masks, Packed, Scale
 from polyhead.spec import NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
-from polyhead.spec.shapes import check_packed, check_window, one_of, shaped
+from polyhead.spec.shapes import check_masks, one_of, shaped
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "identity": lambda x: x,
@@ -68,7 +68,7 @@ def visible(call: AttentionCall, queries: jax.Array | None = None) -> jax.Array 
     the indices of neighbouring queries, in place of all.
     """
     t, s = call.lengths
-    mask = call.mask
+    masks, mask = call.masks, call.masks.mask
 
     # Computed by JAX: from NumPy they would be constants of t x s numbers in the compiled program.
     if queries is None:
@@ -78,13 +78,13 @@ def visible(call: AttentionCall, queries: jax.Array | None = None) -> jax.Array 
     query_position = (s - t + queries)[:, None]
     key_position = jnp.arange(s, dtype=jnp.int32)
     limits: list[Any] = []
-    if call.causal:
+    if masks.causal:
         limits.append(key_position <= query_position)
-    if call.window is not None:
-        window = min(call.window, t + s)  # within int32
+    if masks.window is not None:
+        window = min(masks.window, t + s)  # within int32
         limits.append(jnp.abs(query_position - key_position) < window)
-    if call.cu_seqlens is not None:
-        sequence = sequence_of(call.cu_seqlens, t)
+    if masks.cu_seqlens is not None:
+        sequence = sequence_of(masks.cu_seqlens, t)
         limits.append(sequence[queries][:, None] == sequence)
     if mask is not None:
         limits.append(mask)
@@ -195,19 +195,15 @@ def visible_to_any_head(mask: jax.Array | None) -> jax.Array | None:
 
 
 def check_call(op: str, call: AttentionCall) -> None:
-    """The checks of limits and scale beyond those of `@shaped`.  `cu_seqlens` is read unless it is traced."""
+    """The checks of masks and scale beyond those of `@shaped`."""
     if call.scale is not None and np.ndim(call.scale):  # an array would be broadcast along the widths of queries
         raise ValueError(f"{op}: scale must be a number but has shape {np.shape(call.scale)}; multiply q by it")
-    check_window(op, call.window)
-    if call.cu_seqlens is None:
-        return
-    b = call.q.shape[0]
-    t, s = call.lengths
-    if b != 1 or t != s:
-        raise ValueError(f"{op}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
-    # Under jit the edges have no numbers yet.
-    if not isinstance(call.cu_seqlens, jax.core.Tracer):
-        check_packed(op, call.cu_seqlens.tolist(), t)
+    check_masks(op, call.masks, call.q.shape[0], *call.lengths, _is_readable)
+
+
+def _is_readable(x: Any) -> bool:
+    """Whether an array has numbers: under jit it has none yet."""
+    return not isinstance(x, jax.core.Tracer)
 
 
 @shaped
@@ -230,10 +226,11 @@ def latent_code(
     one_of("latent_code", "normalise", normalise, NORMALISE)
     if q.dtype != k.dtype:
         raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
-    call = AttentionCall(q, k, None, bias, mask, None, cu_seqlens, scale, causal=causal, window=window)
+    masks = Masks(mask, causal, window, cu_seqlens)
+    call = AttentionCall(q, k, bias=bias, masks=masks, scale=scale, normalise=normalise)
     check_call("latent_code", call)
-    call = jax.tree.map(jnp.asarray, replace(call, normalise=normalise))
-    return code(replace(call, k=blank(call.mask, call.k)))
+    call = jax.tree.map(jnp.asarray, call)
+    return code(replace(call, k=blank(call.masks.mask, call.k)))
 
 
 @shaped
@@ -254,10 +251,10 @@ def relations(
     one_of("relations", "relation_act", relation_act, RELATION_ACTS)
     if q_rel.dtype != k_rel.dtype:
         raise ValueError(f"relations: q_rel and k_rel must have one dtype but have {q_rel.dtype}, {k_rel.dtype}")
-    call = AttentionCall(q_rel, k_rel, mask=mask, causal=causal, window=window, cu_seqlens=cu_seqlens)
+    call = AttentionCall(q_rel, k_rel, masks=Masks(mask, causal, window, cu_seqlens))
     check_call("relations", call)
     call = jax.tree.map(jnp.asarray, call)
-    keys = blank(call.mask, call.k) if relation_act == "softmax" else call.k
+    keys = blank(call.masks.mask, call.k) if relation_act == "softmax" else call.k
     inner = products(call.q, keys)
     return relate(inner, relation_act, visible_to_any_head(visible(call))).astype(call.q.dtype)
 

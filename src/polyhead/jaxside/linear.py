@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale
 from polyhead.jaxside.dispatch import compute
 from polyhead.jaxside.latent_code import ACTIVATIONS, code, drop, share
 from polyhead.spec.shapes import shaped
@@ -39,7 +39,6 @@ def linear_attention(
     Arguments and errors are those of `polyhead.ops.linear_attention`.  Static under jit: causal, window, impl,
     normalise, act.
     """
-    call = AttentionCall(
-        q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window, normalise=normalise, act=act
-    )
+    masks = Masks(mask, causal, window, cu_seqlens)
+    call = AttentionCall(q, k, v, bias, masks, keep, scale, normalise=normalise, act=act)
     return compute("linear_attention", reference, impl, call)

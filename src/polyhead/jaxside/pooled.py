@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale
 from polyhead.jaxside.dispatch import compute
 from polyhead.jaxside.latent_code import (
     ACTIVATIONS,
@@ -100,13 +100,8 @@ def pooled_attention(
     Arguments and errors are those of `polyhead.ops.pooled_attention`.  Static under jit: causal, window, impl,
     normalise, act, pool, network.
     """
+    masks = Masks(mask, causal, window, cu_seqlens)
     if network == "sequence":
-        is_packed = cu_seqlens is not None
-        check_reads_all_queries(
-            "pooled_attention", q.shape[1], causal=causal, window=window, is_packed=is_packed, mask=mask
-        )
-    call = AttentionCall(
-        q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window,
-        normalise=normalise, act=act, pool=pool, network=network,
-    )  # fmt: skip
+        check_reads_all_queries("pooled_attention", masks, q.shape[1])
+    call = AttentionCall(q, k, v, bias, masks, keep, scale, normalise=normalise, act=act, pool=pool, network=network)
     return compute("pooled_attention", reference, impl, call)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale, Symbols
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import compute
 from polyhead.jaxside.latent_code import code, drop, products, relate, retrieve, visible, visible_to_any_head
 from polyhead.spec.shapes import shaped
@@ -43,8 +43,9 @@ def relational_attention(
     Arguments and errors are those of `polyhead.ops.relational_attention`.  Static under jit: causal, window, impl,
     relation_act.
     """
+    masks = Masks(mask, causal, window, cu_seqlens)
     call = AttentionCall(
-        q, k, symbols, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window,
+        q, k, symbols, bias, masks, keep, scale,
         q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=relation_act,
     )  # fmt: skip
     return compute("relational_attention", reference, impl, call)

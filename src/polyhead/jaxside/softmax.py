@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Packed, Scale
+from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale
 from polyhead.jaxside.dispatch import compute
 from polyhead.jaxside.latent_code import code, drop, share
 from polyhead.spec.shapes import shaped
@@ -36,5 +36,6 @@ def softmax_attention(
     Arguments and errors are those of `polyhead.ops.softmax_attention`, without `softcap` and `sinks`.  Static under
     jit: causal, window, impl.
     """
-    call = AttentionCall(q, k, v, bias, mask, keep, cu_seqlens, scale, causal=causal, window=window)
+    masks = Masks(mask, causal, window, cu_seqlens)
+    call = AttentionCall(q, k, v, bias, masks, keep, scale)
     return compute("softmax_attention", reference, impl, call)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from polyhead.jaxside.call import AttentionCall
+from polyhead.jaxside.call import AttentionCall, Masks
 from polyhead.jaxside.latent_code import visible, wide
 
 Reference = Callable[[AttentionCall], jax.Array]
@@ -100,4 +100,4 @@ def queries_of(call: AttentionCall, start: jax.Array, size: int) -> AttentionCal
     if call.v.ndim == 3:
         parts["v"] = cut(call.v, offset, num_offsets, 0)
     mask = visible(call, start + jnp.arange(size, dtype=jnp.int32))
-    return replace(call, **parts, mask=mask, causal=False, window=None, cu_seqlens=None)
+    return replace(call, **parts, masks=Masks(mask))

@@ -7,7 +7,6 @@ of relational groups are symbols; they come from the layer's own sources or from
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bia
 from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weight, project, value_weights, widths_of
 from polyhead.layers.symbols import build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, tapped
-from polyhead.ops.call import AttentionCall, Packed
+from polyhead.ops.call import AttentionCall, Masks, Packed
 from polyhead.ops.latent_code import at_least_float32, dense
 from polyhead.spec.shapes import check_layer, check_rate, check_window, shaped
 
@@ -292,7 +291,8 @@ class MultiHeadAttention(nn.Module):
             distances = queries[:, None, :, None] - call.all_key_positions()[:, None, None, :]
             mask = _both(mask, distances.abs() < window)
             window = None
-        return LayerLimits(bias, mask, keep, self.causal, window, call.cu_seqlens, has_pairs=had_pairs)
+        masks = Masks(mask, self.causal, window, call.cu_seqlens)
+        return LayerLimits(bias, masks, keep, has_pairs=had_pairs)
 
     # ------------------------------------------------------------------------------------------ the tensors of a group
     def _symbols(self, symbols: Tensor | Sequence[Tensor | None] | None, call: LayerCall) -> Sequence[Tensor | None]:
@@ -464,8 +464,7 @@ class MultiHeadAttention(nn.Module):
                 continue
             w_value, b_value = value_weights(*self._value_map(), self.sizes, i)
             group = tapped(
-                self.groups[i], op_call, output, mask=replace(op_call, causal=False).visible(), causal=op_call.causal,
-                scale=self.sizes[i].dim ** -0.5, w_value=w_value, b_value=b_value,
+                self.groups[i], op_call, output, scale=self.sizes[i].dim ** -0.5, w_value=w_value, b_value=b_value,
                 w_out=out_weight(self.out, self.sizes, i), gate=self._gate(i, call.x),
             )  # fmt: skip
             groups.append(group)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.positions import places_in
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import NOTHING_HIDDEN, AttentionCall, Masks
 
 # The name in error messages.
 LAYER = "MultiHeadAttention"
@@ -232,11 +232,8 @@ class LayerLimits:
     """Masks, bias and dropout of one call, for all heads of a layer."""
 
     bias: Tensor | None = None
-    mask: Tensor | None = None
+    masks: Masks = NOTHING_HIDDEN
     keep: Tensor | None = None
-    causal: bool = False
-    window: int | None = None
-    cu_seqlens: Tensor | None = None
     softcap: float | None = None
     sinks: Tensor | None = None  # of all heads
     has_pairs: bool = False  # whether the call has a bias, mask or keep beside the padding in a cache
@@ -248,11 +245,8 @@ class LayerLimits:
             tensors["k"],
             tensors["v"],
             bias=pairs_of_heads(self.bias, first, last),
-            mask=pairs_of_heads(self.mask, first, last),
+            masks=self.masks.of_heads(first, last),
             keep=pairs_of_heads(self.keep, first, last),
-            causal=self.causal,
-            window=self.window,
-            cu_seqlens=self.cu_seqlens,
             q_rel=tensors.get("q_rel"),
             k_rel=tensors.get("k_rel"),
             softcap=self.softcap,
@@ -261,12 +255,12 @@ class LayerLimits:
 
 
 def pairs_of_heads(pairs: Tensor | None, first: int, last: int) -> Tensor | None:
-    """Heads `first` to `last` of a bias (b h t s) or (h t+s-1), a mask of 1 to 4 dimensions or a dropout mask."""
+    """Heads `first` to `last` of a bias (b h t s) or (h t+s-1), or of a dropout mask."""
     if pairs is None:
         return None
-    if pairs.ndim == 2 and pairs.is_floating_point():  # by offset; a mask (t s) is shared by all heads
+    if pairs.ndim == 2:  # by offset
         return pairs[first:last]
-    if pairs.ndim < 3 or pairs.shape[-3] == 1:
+    if pairs.shape[-3] == 1:
         return pairs
     return pairs[..., first:last, :, :]
 

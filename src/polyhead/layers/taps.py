@@ -6,7 +6,7 @@ the function that computed the output.
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,9 +57,15 @@ class GroupTaps:
 
     def code(self) -> Float[Tensor, "b h t s"]:
         """The latent code of all pairs.  Raises ValueError if the output came from a function with unknown code."""
-        return self.coder(
-            AttentionCall(self.q, self.k, self.v, self.bias, self.mask, causal=self.causal, scale=self.scale)
-        )
+        return self.coder(AttentionCall(self.q, self.k, self.v, self.bias, self._masks, scale=self.scale))
+
+    def visible(self) -> Tensor | None:
+        """Where a query may attend to a key, as `Masks.visible`."""
+        return self._masks.visible(self.q.shape[1], self.k.shape[1], self.q.device)
+
+    @property
+    def _masks(self) -> Masks:
+        return Masks(self.mask, self.causal)
 
     @property
     def relates(self) -> bool:
@@ -77,13 +83,12 @@ class GroupTaps:
         if self.kind == "relational":
             return relations(self.q_rel, k_rel, relation_act=self.relation_act, mask=self.mask, causal=self.causal)
         # Each head has its own relations, scaled by p^(-1/2); a softmax over them must not count hidden keys.
-        visible = Masks(self.mask, self.causal).visible(self.q_rel.shape[1], k_rel.shape[1], k_rel.device)
-        related = relate(inner(self.q_rel, k_rel, k_rel.shape[-1] ** -0.5), self.relation_act, visible)
+        related = relate(inner(self.q_rel, k_rel, k_rel.shape[-1] ** -0.5), self.relation_act, self.visible())
         return related.to(k_rel.dtype)
 
 
 def tapped(group: Any, x: AttentionCall, output: Tensor, **fields: Any) -> GroupTaps:
-    """The taps of a group after the call `x`; `fields`: mask, causal, scale and the weights around the heads.
+    """The taps of a group after the call `x`; `fields`: the scale and the weights around the heads.
 
     A user's code function gets the limits of the call again.  For a user's function the options are unknown.
     """
@@ -102,6 +107,8 @@ def tapped(group: Any, x: AttentionCall, output: Tensor, **fields: Any) -> Group
         v=x.v,
         output=output,
         bias=x.bias,
+        mask=replace(x.masks, causal=False).visible(*x.lengths, x.q.device),
+        causal=x.masks.causal,
         value_weight=getattr(group, "value_weight", None),
         coder=seen_coder(group, x),
         q_rel=x.q_rel,

@@ -6,13 +6,14 @@ does the function `code` of a mechanism.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from polyhead.ops.readable import is_cheap_to_read
-from polyhead.spec.shapes import check_heads, check_packed, check_window
+from polyhead.spec.shapes import check_heads
 
 Bias = Float[Tensor, "#b #h t s"] | Float[Tensor, "h t+s-1"]
 """Dense, or by offset: column j - i + t - 1 holds the bias of query i and key j."""
@@ -32,15 +33,6 @@ more sequence."""
 Keep = Float[Tensor, "#b #h t s"]
 """Dropout mask of the code: each entry is 0 or 1 / (1 - rate)."""
 
-LEARNED = ("q", "k", "v", "q_rel", "k_rel", "relation_weight", "value_weight", "bias", "sinks")
-"""Tensor arguments that may require a gradient."""
-
-LIMITS = ("bias", "mask", "keep", "cu_seqlens")
-"""Tensor arguments of every mechanism beside its own."""
-
-TENSORS = (*LEARNED, "mask", "keep", "cu_seqlens")
-"""All tensor arguments, in the order in which a custom op takes them (kernel.py)."""
-
 
 @dataclass(frozen=True)
 class Masks:
@@ -55,9 +47,51 @@ class Masks:
     cu_seqlens: Tensor | None = None
 
     @property
-    def has_ranges(self) -> bool:
-        """Whether causality, a window or packed sequences limit each query to a range of keys."""
-        return self.causal or self.window is not None or self.cu_seqlens is not None
+    def is_of_keys(self) -> bool:
+        """Whether the mask, if any, is the same for every head and query: (b|1, 1, 1, s) or fewer dimensions."""
+        return self.mask is None or all(size == 1 for size in self.mask.shape[-3:-1])
+
+    @property
+    def is_at_most_causal(self) -> bool:
+        """Whether nothing but causality hides a key."""
+        return self.mask is None and self.window is None and self.cu_seqlens is None
+
+    def is_causal_for(self, t: int) -> bool:
+        """Whether causality may hide a key from t queries: a single one is the last one, so it sees all keys."""
+        if self.causal and t == 1:
+            return False
+        return self.causal  # not "t != 1", which is no bool under torch.compile
+
+    def has_ranges(self, t: int) -> bool:
+        """Whether causality, a window or packed sequences limit each of t queries to a range of keys."""
+        return self.is_causal_for(t) or self.window is not None or self.cu_seqlens is not None
+
+    def of_heads(self, first: int, last: int) -> "Masks":
+        """The masks of the heads `first` to `last`, given those of all heads."""
+        if self.mask is None or self.mask.ndim < 3 or self.mask.shape[-3] == 1:
+            return self
+        return replace(self, mask=self.mask[..., first:last, :, :])
+
+    def by_name(self) -> dict[str, Any]:
+        """The masks as keyword arguments of the ops."""
+        return {"mask": self.mask, "causal": self.causal, "window": self.window, "cu_seqlens": self.cu_seqlens}
+
+    def ranges(self, t: int, s: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """For each query the first visible key and one past the last, ignoring the mask: two non-decreasing (t) of
+        int32.  For a query without a visible key the range is empty."""
+        position = torch.arange(s - t, s, device=device, dtype=torch.int32)
+        first, end = torch.zeros_like(position), torch.full_like(position, s)
+        if self.causal:
+            end = position + 1
+        if self.window is not None:
+            window = min(self.window, t + s)  # keep sums within int32
+            first, end = position - (window - 1), torch.minimum(end, position + window)
+        if self.cu_seqlens is not None:
+            edges = F.pad(self.cu_seqlens[1:], (1, 0))  # rows behind the last edge form one more sequence
+            sequence = sequence_of(self.cu_seqlens, t)
+            first = torch.maximum(first, edges[sequence])
+            end = torch.minimum(end, F.pad(edges[1:], (0, 1), value=t)[sequence])
+        return first.clamp_(min=0), end.clamp_(min=0, max=s)
 
     def visible(self, t: int, s: int, device: torch.device) -> Tensor | None:
         """Where a query may attend to a key: 2 to 4 dimensions that broadcast to (b h t s); None means everywhere."""
@@ -78,6 +112,9 @@ class Masks:
         for limit in limits[1:]:
             visible = visible & limit
         return visible
+
+
+NOTHING_HIDDEN = Masks()
 
 
 def diagonal(t: int, s: int, device: torch.device) -> Tensor:
@@ -102,23 +139,20 @@ class AttentionCall:
     k: Tensor
     v: Tensor
     bias: Tensor | None = None
-    mask: Tensor | None = None
+    masks: Masks = NOTHING_HIDDEN
     keep: Tensor | None = None
-    causal: bool = False
-    window: int | None = None
-    cu_seqlens: Tensor | None = None
+    scale: float | Tensor | None = None  # a Tensor is refused (check_scale)
+    impl: str = "auto"  # the implementation that the caller asked for
     normalise: str = "softmax"
     value_weight: Tensor | None = None
     q_rel: Tensor | None = None
     k_rel: Tensor | None = None
     relation_weight: Tensor | None = None
     act: str = "identity"  # of values or, in relational mechanisms, of relations
-    scale: float | Tensor | None = None  # a Tensor is refused (check_scale)
     pool: str = ""  # in pooled heads: of keys
     softcap: float | None = None  # in softmax heads: scores x become softcap tanh(x / softcap) before the bias
     sinks: Tensor | None = None  # in softmax heads: the score (h) of a further key that every query sees, of value 0
     network: str = ""  # in pooled heads: "pair" or "query", which has a value network of its own
-    impl: str = "auto"  # the implementation that the caller asked for
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -132,11 +166,6 @@ class AttentionCall:
         if self.scale is None:
             return self.q.shape[-1] ** -0.5
         return self.scale
-
-    @property
-    def masks(self) -> Masks:
-        """What hides keys from queries."""
-        return Masks(self.mask, self.causal, self.window, self.cu_seqlens)
 
     @property
     def symbols(self) -> Tensor:
@@ -160,37 +189,26 @@ class AttentionCall:
         """Where a query may attend to a key, as `Masks.visible`."""
         return self.masks.visible(*self.lengths, self.q.device)
 
-    def with_mask(self, mask: Tensor | None) -> "AttentionCall":
-        """The call with `mask` in place of its mask, causality, window and packed sequences."""
-        return replace(self, mask=mask, causal=False, window=None, cu_seqlens=None)
-
     def with_tensors(self, tensors: Mapping[str, Tensor]) -> "AttentionCall":
         """The call with some tensors replaced, by name."""
         return replace(self, **tensors)  # type: ignore[arg-type]
 
+    def tensors(self) -> dict[str, Tensor | None]:
+        """All tensors by name."""
+        return {
+            "q": self.q, "k": self.k, "v": self.v, "q_rel": self.q_rel, "k_rel": self.k_rel,
+            "relation_weight": self.relation_weight, "value_weight": self.value_weight,
+            "bias": self.bias, "sinks": self.sinks,
+            "mask": self.masks.mask, "keep": self.keep, "cu_seqlens": self.masks.cu_seqlens,
+        }  # fmt: skip
+
     def learned_tensors(self) -> dict[str, Tensor]:
         """The tensors that may require a gradient, by name, without those that are absent."""
-        tensors = {}
-        for name in LEARNED:
-            tensor = getattr(self, name)
-            if tensor is not None:
-                tensors[name] = tensor
-        return tensors
+        limits = ("mask", "keep", "cu_seqlens")
+        return {name: x for name, x in self.tensors().items() if x is not None and name not in limits}
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
-def check_masks(function: str, masks: Masks, b: int, t: int, s: int) -> None:
-    """Check what `@shaped` cannot check.  The entries of `cu_seqlens` are read in eager code on the CPU alone: a GPU
-    would have to be waited for."""
-    check_window(function, masks.window)
-    if masks.cu_seqlens is None:
-        return
-    if b != 1 or t != s:
-        raise ValueError(f"{function}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
-    if is_cheap_to_read(masks.cu_seqlens):
-        check_packed(function, masks.cu_seqlens.tolist(), t)
-
-
 def check_scale(function: str, scale: object) -> None:
     """Raise ValueError for a Tensor: native code and kernels take a number."""
     if isinstance(scale, Tensor):

@@ -13,11 +13,12 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, check_masks, check_same_kind, check_scale
+from polyhead.ops.call import AttentionCall, check_same_kind, check_scale
 from polyhead.ops.latent_code import code as latent_code_of, zero_masked
 from polyhead.ops.precision import cast_call, without_autocast
+from polyhead.ops.readable import is_cheap_to_read
 from polyhead.spec import MechanismRow
-from polyhead.spec.shapes import check_window, one_of
+from polyhead.spec.shapes import check_masks, check_window, one_of
 
 EXPORTABLE = ("sdpa",)
 """Backends that "auto" may choose in `torch.export`, beside the reference.  They consist of PyTorch's own operations,
@@ -82,8 +83,9 @@ def run(op: Op, call: AttentionCall) -> Tensor:
     for option, choices in op.choices.items():
         value = call.act if option == "relation_act" else getattr(call, option)
         one_of(op.name, option, value, choices)
-    if call.window is not None:  # native code and kernels want Python's integer
-        call = replace(call, window=check_window(op.name, call.window))
+    if call.masks.window is not None:  # native code and kernels want Python's integer
+        window = check_window(op.name, call.masks.window)
+        call = replace(call, masks=replace(call.masks, window=window))
     forward = choose(op, call)
     # The call has its dtype now; autocast inside would cast once more.
     with without_autocast(call.q):
@@ -123,18 +125,18 @@ def check_tensors(op: Op, call: AttentionCall) -> None:
         if tensor is not None:
             tensors[name] = tensor
     check_same_kind(op.name, tensors)
-    check_masks(op.name, call.masks, call.q.shape[0], *call.lengths)
+    check_masks(op.name, call.masks, call.q.shape[0], *call.lengths, is_cheap_to_read)
     check_scale(op.name, call.scale)
 
 
 def zero_masked_keys(call: AttentionCall) -> AttentionCall:
     """The call with zeros for keys and values that its mask hides from every query: there NaN would spread."""
-    if call.mask is None:
+    if call.masks.mask is None:
         return call
-    k, v = zero_masked(call.mask, call.k, call.v)
+    k, v = zero_masked(call.masks.mask, call.k, call.v)
     if call.k_rel is None:
         return replace(call, k=k, v=v)
-    (k_rel,) = zero_masked(call.mask, call.k_rel)
+    (k_rel,) = zero_masked(call.masks.mask, call.k_rel)
     return replace(call, k=k, v=v, k_rel=k_rel)
 
 
@@ -142,5 +144,5 @@ def compute_code(op: Op, call: AttentionCall) -> Tensor:
     """The latent code (b h t s) of a call; the reference computes the same one."""
     call = cast_call(call)
     with without_autocast(call.q):
-        (k,) = zero_masked(call.mask, call.k)
+        (k,) = zero_masked(call.masks.mask, call.k)
         return op.code(replace(call, k=k))

@@ -14,24 +14,22 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from polyhead.ops.call import LIMITS, TENSORS, AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.readable import is_batched
 from polyhead.spec import mechanism
 
 Outputs = list[Tensor]
 Gradients = dict[str, Tensor]
-"""Name among LEARNED -> gradient."""
+"""Name of a learned tensor -> its gradient."""
 
 REQUIRED = ("q", "k", "v")
 """Tensors that every call has."""
-
-OPTIONS = ("causal", "window", "scale", "normalise", "act", "impl", "pool", "network", "softcap")
-"""The options of every kernel."""
 
 OPTION_SCHEMA = (
     'bool causal, SymInt? window=None, float scale, str normalise, str act, str impl="auto", '
     'str pool="", str network="", float? softcap=None'
 )
+"""The options of every kernel."""
 
 
 # --------------------------------------------------------------------------------------- which derivatives are required
@@ -115,10 +113,10 @@ class Kernel:
 
     def __post_init__(self) -> None:
         row = mechanism(self.op)
-        names = (*row.tensors, *row.optional, *row.torch_only)
-        learned = {"v" if name == "symbols" else name for name in names}
         # PyTorch takes time for every tensor in a schema, so a kernel has only those of its mechanism.
-        self.tensor_names = tuple(name for name in TENSORS if name in learned or name in LIMITS)
+        learned = [name for name in (*row.tensors, *row.optional, *row.torch_only) if name != "softcap"]
+        learned = ["v" if name == "symbols" else name for name in learned]
+        self.tensor_names = (*learned, "bias", "mask", "keep", "cu_seqlens")
         tensors = ", ".join(f"Tensor{'' if name in REQUIRED else '?'} {name}" for name in self.tensor_names)
         self.schema = f"{tensors}, *, {OPTION_SCHEMA}"
         self.custom_op = _register(self)
@@ -135,15 +133,21 @@ class Kernel:
 
     def arguments(self, call: AttentionCall) -> tuple[list[Tensor | None], dict[str, Any]]:
         """The call as the arguments of the custom op: its tensors in order, and the options."""
-        tensors: list[Tensor | None] = [getattr(call, name) for name in self.tensor_names]
-        options = {name: getattr(call, name) for name in OPTIONS}
-        options["scale"] = call.score_scale
-        return tensors, options
+        by_name = call.tensors()
+        options = {
+            "causal": call.masks.causal, "window": call.masks.window, "scale": call.score_scale,
+            "normalise": call.normalise, "act": call.act, "impl": call.impl,
+            "pool": call.pool, "network": call.network, "softcap": call.softcap,
+        }  # fmt: skip
+        return [by_name[name] for name in self.tensor_names], options
 
-    def call_of(self, tensors: Sequence[Tensor | None], options: dict[str, Any]) -> AttentionCall:
+    def call_of(
+        self, tensors: Sequence[Tensor | None], *, causal: bool, window: int | None = None, **options: Any
+    ) -> AttentionCall:
         """The inverse of `arguments`."""
-        named_tensors: dict[str, Any] = dict(zip(self.tensor_names, tensors, strict=True))
-        return AttentionCall(**named_tensors, **options)
+        by_name: dict[str, Any] = dict(zip(self.tensor_names, tensors, strict=True))
+        masks = Masks(by_name.pop("mask"), causal, window, by_name.pop("cu_seqlens"))
+        return AttentionCall(**by_name, masks=masks, **options)
 
 
 def check_backward(kernel: Kernel, grad_outputs: Outputs) -> None:
@@ -162,12 +166,12 @@ def _register(kernel: Kernel) -> Callable[..., Outputs]:
     """Register the forward pass, with the backward pass as its derivative."""
 
     def forward(*tensors: Tensor | None, **options: Any) -> list[Tensor]:
-        call = kernel.call_of(tensors, options)
+        call = kernel.call_of(tensors, **options)
         with torch.autocast(call.q.device.type, enabled=False):
             return kernel.forward_pass(call)
 
     def fake_forward(*tensors: Tensor | None, **options: Any) -> list[Tensor]:
-        return kernel.empty_outputs(kernel.call_of(tensors, options))
+        return kernel.empty_outputs(kernel.call_of(tensors, **options))
 
     backward_op = _register_backward(kernel)
 
@@ -183,7 +187,7 @@ def _register(kernel: Kernel) -> Callable[..., Outputs]:
         tensors, outputs = saved[:count], saved[count:]
         gradients = backward_op([*grad_outputs, *outputs], *tensors, **ctx.options)
         # Absent tensors, masks and dropout get None, which PyTorch reads as "no gradient".
-        learned = kernel.call_of(tensors, ctx.options).learned_tensors()
+        learned = kernel.call_of(tensors, **ctx.options).learned_tensors()
         by_name = dict(zip(learned, gradients, strict=True))
         return tuple(by_name.get(name) for name in kernel.tensor_names)
 
@@ -201,13 +205,13 @@ def _register(kernel: Kernel) -> Callable[..., Outputs]:
 
 
 def _register_backward(kernel: Kernel) -> Callable[..., Outputs]:
-    """Register the backward pass: gradients of the learned tensors that are present, in the order of LEARNED.
+    """Register the backward pass: gradients of the learned tensors that are present, in the order of `learned_tensors`.
 
     Its argument `grad_outputs` holds the gradients of the outputs, then the saved outputs.
     """
 
     def backward(grad_outputs: list[Tensor], *tensors: Tensor | None, **options: Any) -> list[Tensor]:
-        call = kernel.call_of(tensors, options)
+        call = kernel.call_of(tensors, **options)
         # Autocast would round operations inside the pass once more; the arguments have their dtype already.
         with torch.autocast(call.q.device.type, enabled=False):
             gradients = kernel.backward_pass(call, grad_outputs)
@@ -215,7 +219,7 @@ def _register_backward(kernel: Kernel) -> Callable[..., Outputs]:
         return [_gradient_like(tensor, gradients.get(name)) for name, tensor in learned.items()]
 
     def fake_backward(grad_outputs: list[Tensor], *tensors: Tensor | None, **options: Any) -> list[Tensor]:
-        learned = kernel.call_of(tensors, options).learned_tensors()
+        learned = kernel.call_of(tensors, **options).learned_tensors()
         return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in learned.values()]
 
     def no_second_derivative(ctx: Any, *grads: Any) -> None:

@@ -12,6 +12,7 @@ architectures" (relations).  The softmax over heads is ours.
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,11 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Mask, Masks, Packed, check_masks, check_same_kind, check_scale
+from polyhead.ops.call import AttentionCall, Bias, Mask, Masks, Packed, check_same_kind, check_scale
 from polyhead.ops.precision import casting
 from polyhead.ops.readable import is_cheap_to_read
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import check_masks, one_of, shaped
 
 for _example in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
     einsum(_example, "one -> one")  # at a later first use einops would make torch.compile recompile
@@ -99,11 +100,6 @@ def dense(bias: Tensor, t: int, s: int) -> Tensor:
 def of_pairs(x: Tensor) -> Tensor:
     """A mask or a keep of at most four dimensions as (b|1 h|1 t|1 s|1)."""
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
-
-
-def is_key_mask(mask: Tensor) -> bool:
-    """Whether a mask is the same for every head and query: (b|1, 1, 1, s) or fewer dimensions."""
-    return all(size == 1 for size in mask.shape[-3:-1])
 
 
 def zero_masked(mask: Tensor | None, *key_tensors: Tensor) -> tuple[Tensor, ...]:
@@ -271,11 +267,11 @@ def retrieve(code: Tensor, symbols: Tensor) -> Tensor:
 
 def retrieved_and_related(call: AttentionCall) -> list[Tensor]:
     """The sums over symbols (b t h e) and over relations (b t h r) of relational heads, before relation_weight."""
-    call = call.with_mask(call.visible())
+    call = replace(call, masks=Masks(call.visible()))
     q_rel, k_rel = call.relation_qk
     # Visibility is computed once, for the scores and for the relations.
     a = drop(code(call), call.keep)
-    rel = relations(q_rel, k_rel, relation_act=call.act, mask=call.mask)
+    rel = relations(q_rel, k_rel, relation_act=call.act, mask=call.masks.mask)
     return [retrieve(a, call.symbols), einsum(a, rel, "b h t s, b r t s -> b t h r")]
 
 
@@ -316,8 +312,9 @@ def latent_code(
         check_same_kind("latent_code", {"q": q, "k": k})
         check_scale("latent_code", scale)
         (k,) = zero_masked(mask, k)
-        call = AttentionCall(q, k, k, bias, mask, None, causal, window, cu_seqlens, normalise, scale=scale)
-        check_masks("latent_code", call.masks, q.shape[0], *call.lengths)
+        masks = Masks(mask, causal, window, cu_seqlens)
+        call = AttentionCall(q, k, k, bias, masks, normalise=normalise, scale=scale)
+        check_masks("latent_code", masks, q.shape[0], *call.lengths, is_cheap_to_read)
         return code(call)
 
 
@@ -344,7 +341,7 @@ def relations(
         check_same_kind("relations", {"q_rel": q_rel, "k_rel": k_rel})
         masks = Masks(mask, causal, window, cu_seqlens)
         t, s = q_rel.shape[1], k_rel.shape[1]
-        check_masks("relations", masks, q_rel.shape[0], t, s)
+        check_masks("relations", masks, q_rel.shape[0], t, s, is_cheap_to_read)
         if relation_act == "softmax":
             (k_rel,) = zero_masked(mask, k_rel)
         visible = masks.visible(t, s, q_rel.device)

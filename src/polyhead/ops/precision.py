@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from polyhead.ops.call import LEARNED, AttentionCall
+from polyhead.ops.call import AttentionCall
 
 AUTOCAST_DEVICES = [
     device_type
@@ -60,9 +60,8 @@ def cast_call(call: AttentionCall) -> AttentionCall:
     if dtype is None:
         return call
     tensors = {}
-    for name in LEARNED:
-        tensor = getattr(call, name)
-        if tensor is not None and name not in ("bias", "sinks"):
+    for name, tensor in call.learned_tensors().items():
+        if name not in ("bias", "sinks"):
             tensors[name] = _cast(tensor, call.q.device, dtype)
     return call.with_tensors(tensors)
 

@@ -3,25 +3,16 @@
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Masks, sequence_of
-from polyhead.ops.latent_code import is_key_mask, of_pairs
+from polyhead.ops.call import Masks
 
 
-def mask_of_keys(call: AttentionCall) -> Tensor | None:
-    """A mask for which `is_key_mask` holds, as (b|1 s)."""
-    if call.mask is None:
-        return None
-    return of_pairs(call.mask)[:, 0, 0].expand(-1, call.k.shape[1])
-
-
-def unsupported_mask(call: AttentionCall) -> str | None:
+def unsupported_mask(masks: Masks) -> str | None:
     """Why the mask is not a key mask, or None."""
-    if call.mask is None or is_key_mask(call.mask):
+    if masks.mask is None or masks.is_of_keys:
         return None
-    return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(call.mask.shape)}"
+    return f"takes masks of keys (b|1, 1, 1, s) only, not {tuple(masks.mask.shape)}"
 
 
 @dataclass(frozen=True)
@@ -46,37 +37,17 @@ class Tile:
         return slice(self.k0 - self.q1 + t, self.k1 - self.q0 + t - 1)
 
 
-def visible_ranges(masks: Masks, t: int, s: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """For each query the first visible key and one past the last, ignoring the mask: two non-decreasing (t) of int32.
-
-    For a query without a visible key the range is empty.
-    """
-    position = torch.arange(s - t, s, device=device, dtype=torch.int32)
-    first, end = torch.zeros_like(position), torch.full_like(position, s)
-    if masks.causal:
-        end = position + 1
-    if masks.window is not None:
-        window = min(masks.window, t + s)  # keep sums within int32
-        first, end = position - (window - 1), torch.minimum(end, position + window)
-    if masks.cu_seqlens is not None:
-        edges = F.pad(masks.cu_seqlens[1:], (1, 0))  # rows behind the last edge form one more sequence
-        sequence = sequence_of(masks.cu_seqlens, t)
-        first = torch.maximum(first, edges[sequence])
-        end = torch.minimum(end, F.pad(edges[1:], (0, 1), value=t)[sequence])
-    return first.clamp_(min=0), end.clamp_(min=0, max=s)
-
-
 class VisibleTiles:
     """Which tiles have a visible pair and which have only visible pairs, by causality, window and packed sequences."""
 
     def __init__(self, masks: Masks, t: int, s: int, device: torch.device) -> None:
         self.t, self.s = t, s
-        self.limited = masks.has_ranges
+        self.limited = masks.has_ranges(t)
         if not self.limited:
             return
         if masks.cu_seqlens is not None:
             masks = replace(masks, cu_seqlens=masks.cu_seqlens.cpu())
-        first, end = visible_ranges(masks, t, s, torch.device("cpu"))
+        first, end = masks.ranges(t, s, torch.device("cpu"))
         self.first, self.end = first.tolist(), end.tolist()
         self.rows = first.to(device), end.to(device)
 

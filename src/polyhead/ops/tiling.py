@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.kernel import Gradients, Kernel, Outputs, empty_output, unsupported_by_kernels
 from polyhead.ops.latent_code import wide
 from polyhead.ops.tiles import Tile, VisibleTiles
@@ -59,8 +59,8 @@ def is_preferred(call: AttentionCall) -> bool:
     if call.network == "pair":
         return pairs * call.v.shape[-1] * call.q.shape[2] >= 1 << 23
     if call.network == "query":
-        return pairs * call.v.shape[-1] >= 1 << (22 if call.causal else 29)
-    return pairs >= 1 << (20 if call.causal else 26)
+        return pairs * call.v.shape[-1] >= 1 << (22 if call.masks.causal else 29)
+    return pairs >= 1 << (20 if call.masks.causal else 26)
 
 
 def tiled(
@@ -163,12 +163,12 @@ def _tiles(call: AttentionCall) -> Iterator[tuple[slice, Tile, AttentionCall]]:
             for b0 in range(0, b, max_samples):
                 samples = slice(b0, min(b0 + max_samples, b))
                 mask = in_range
-                if call.mask is not None:
-                    mask = _cut("mask", call.mask, samples, tile, call)
+                if call.masks.mask is not None:
+                    mask = _cut("mask", call.masks.mask, samples, tile, call)
                     if in_range is not None:
                         mask = mask & in_range
                 keep = None if call.keep is None else _cut("keep", call.keep, samples, tile, call)
-                yield samples, tile, replace(call.with_mask(mask), keep=keep)
+                yield samples, tile, replace(call, masks=Masks(mask), keep=keep)
 
 
 def _tile_sizes(call: AttentionCall) -> tuple[int, int, int]:

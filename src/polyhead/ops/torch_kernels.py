@@ -1,12 +1,13 @@
 """PyTorch's fused attention with what it lacks: causality aligned at the end, rows without keys, biases, lost NaN."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Masks
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.latent_code import dense, hidden_by, of_pairs, share, wide
 
 VECTOR = 16
@@ -53,10 +54,8 @@ def fused_attention(call: AttentionCall) -> Tensor:
     without keys undefined.  This function corrects all three.
     """
     (t, s), h, e = call.lengths, call.q.shape[2], call.v.shape[-1]
-    scale = call.score_scale
-    causal = call.causal
-    if t == 1:  # a single query is the last one: it sees every key
-        causal = False
+    scale, masks = call.score_scale, call.masks
+    causal = masks.is_causal_for(t)
     # With unequal widths PyTorch silently takes an O(t^2) path.  Padding with zeros changes neither scores nor sums.
     width = max(call.q.shape[-1], e)
     q = _pad(call.q, width).transpose(1, 2)
@@ -65,12 +64,11 @@ def fused_attention(call: AttentionCall) -> Tensor:
     if scale <= 0:
         q, scale = q * scale, 1.0  # the kernels multiply the -inf of their own causal mask by the scale
 
-    needs_mask = call.mask is not None or call.window is not None or call.cu_seqlens is not None
     # The fast path of PyTorch: no mask at all, or the causal one that it makes itself.
-    if call.bias is None and not needs_mask and (not causal or t == s):
+    if call.bias is None and masks.is_at_most_causal and (not causal or t == s):
         out = torch_attention(q, k, v, causal=causal, scale=scale)
     else:
-        visible = Masks(call.mask, causal, call.window, call.cu_seqlens).visible(t, s, q.device)
+        visible = replace(masks, causal=causal).visible(t, s, q.device)
         out = _masked_attention(q, k, v, call.bias, visible, scale)
     return out[..., :e].transpose(1, 2)
 

@@ -13,7 +13,7 @@ import numbers
 import operator
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
@@ -84,15 +84,6 @@ def check_heads(caller: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
             raise ValueError(f"{caller}: {name} must have heads, of width 1 or more, but has shape {tuple(shape)}")
 
 
-def check_packed(caller: str, edges: Sequence[int], t: int) -> None:
-    """Raise ValueError unless `edges` begin with 0, do not decrease and end by t, as lengths in their place do not."""
-    ends = [0, *edges, t]
-    if edges and (edges[0] != 0 or any(map(operator.gt, ends, ends[1:]))):
-        raise ValueError(
-            f"{caller}: cu_seqlens must begin with 0, not decrease and end by t = {t} but is {list(edges)!r:.40}"
-        )
-
-
 def check_window(caller: str, window: object) -> int | None:
     """`window` as an integer, or None.  Raises ValueError for anything else, and for an integer below 1."""
     if window is None:
@@ -102,6 +93,26 @@ def check_window(caller: str, window: object) -> int | None:
     if not is_integer or window < 1:  # type: ignore[operator]
         raise ValueError(f"{caller}: window must be an integer of at least 1 but is {window!r}")
     return int(window)  # type: ignore[call-overload]
+
+
+def check_masks(caller: str, masks: Any, b: int, t: int, s: int, is_readable: Callable[[Any], bool]) -> None:
+    """Raise ValueError for what `@shaped` cannot see in the `Masks` of PyTorch or JAX.
+
+    The edges of packed sequences are read where `is_readable`: lengths in their place do not begin with 0.
+    """
+    check_window(caller, masks.window)
+    if masks.cu_seqlens is None:
+        return
+    if b != 1 or t != s:
+        raise ValueError(f"{caller}: with cu_seqlens b must be 1 and t = s but b = {b}, t = {t}, s = {s}")
+    if not is_readable(masks.cu_seqlens):
+        return
+    edges = masks.cu_seqlens.tolist()
+    ends = [0, *edges, t]
+    if edges and (edges[0] != 0 or any(map(operator.gt, ends, ends[1:]))):
+        raise ValueError(
+            f"{caller}: cu_seqlens must begin with 0, not decrease and end by t = {t} but is {edges!r:.40}"
+        )
 
 
 # ---------------------------------------------------------------------------------------------------------- annotations
@@ -209,19 +220,17 @@ def shaped(function: Function) -> Function:
 
 
 # --------------------------------------------------------------------------------------- queries that are read together
-def check_reads_all_queries(
-    caller: str, num_queries: int, *, causal: bool, window: int | None, is_packed: bool, mask: Any
-) -> None:
+def check_reads_all_queries(caller: str, masks: Any, num_queries: int) -> None:
     """Raise ValueError for what hides queries from one another: a network of the whole sequence reads all of them.
 
     A mask of keys alone would count padded queries as tokens, so it needs a row for each query.
     """
-    reason = ""
-    if causal:
+    reason, mask = "", masks.mask
+    if masks.causal:
         reason = "causal must be False"
-    elif window is not None:
+    elif masks.window is not None:
         reason = "window must be None"
-    elif is_packed:
+    elif masks.cu_seqlens is not None:
         reason = "cu_seqlens must be None: give packed sequences one by one"
     elif mask is not None and num_queries != 1 and (len(mask.shape) < 2 or mask.shape[-2] == 1):
         reason = "mask needs a row (t s) for each query, all False where the query is padding"

@@ -26,6 +26,7 @@ from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.groups import build
 from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.layers.projection import by_offset
+from polyhead.ops.call import Masks
 from polyhead.ops.latent_code import at_least_float32, share
 
 REFUSED = ("sinks", "head_mask", "indices", "block_indices", "cache")
@@ -266,7 +267,7 @@ def attend(
         q = q * (scaling * d**0.5)
     relational = None if polyhead is None else polyhead.by_group(t, s)
     sinks = None if s_aux is None else s_aux.flatten()
-    layer_limits = LayerLimits(bias, mask, keep, is_masked_by_order, softcap=softcap, sinks=sinks)
+    layer_limits = LayerLimits(bias, Masks(mask, is_masked_by_order), keep, softcap=softcap, sinks=sinks)
     return heads(q, k, v, limits=layer_limits, relational=relational).contiguous(), None
 
 

@@ -48,7 +48,7 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
         call = limits.call({"q": q, "k": k, "v": v}, 0, q.shape[2])
         unknown = dict.fromkeys(("w_value", "b_value", "w_out"))
         scale = q.shape[-1] ** -0.5
-        group = tapped(SOFTMAX, call, SOFTMAX(call), mask=call.mask, causal=call.causal, scale=scale, **unknown)
+        group = tapped(SOFTMAX, call, SOFTMAX(call), scale=scale, **unknown)
         # The soft cap and the sinks are those of the model.
         extras = {"softcap": call.softcap, "sinks": call.sinks}
         group = dataclasses.replace(group, coder=partial(code_with, code_of("softmax"), extras))

@@ -152,7 +152,7 @@ class MultiheadAttention(MultiHeadAttention):
             masks.append(pairs.unflatten(0, (x.shape[0], self.num_heads)) if pairs.ndim == 3 else pairs[None, None])
         bias, mask = limits(masks, call.t, call.s, x.dtype)
         layer_limits = self._limits(added(NAME, self.groups, bias), mask, None, call)
-        layer_limits = replace(layer_limits, causal=is_causal)
+        layer_limits = replace(layer_limits, masks=replace(layer_limits.masks, causal=is_causal))
 
         symbols = [source(values, mask=is_token) for source in self.symbols]
         by_group = [None if index is None else symbols[index] for index in self.source_of]

@@ -61,8 +61,7 @@ class UserCode:
 
 def limits_of(call: AttentionCall) -> dict[str, Any]:
     """What a call adds to scores and hides, by the names of the arguments of ops and of users' functions."""
-    names = ("bias", "mask", "causal", "window", "cu_seqlens", "scale")
-    return {name: getattr(call, name) for name in names}
+    return {"bias": call.bias, **call.masks.by_name(), "scale": call.scale}
 
 
 class HeadGroup(nn.Module):
@@ -213,7 +212,8 @@ def _check_applies_keep(group: Any, call: AttentionCall) -> None:
             values = torch.linspace(1, 2, tensor.numel(), device=tensor.device)
             tests[argument] = values.to(tensor.dtype).view(tensor.shape)
     with torch.no_grad():
-        y = group(replace(call, **tests, bias=None, mask=None, keep=torch.zeros_like(call.keep)))
+        masks = replace(call.masks, mask=None)
+        y = group(replace(call, **tests, bias=None, masks=masks, keep=torch.zeros_like(call.keep)))
     if y.ne(0).any():  # NaN as well
         raise ValueError(f"{kind}: {name} must multiply its code by keep, but its output is not 0 where keep is 0")
     group.applies_keep = (function,)  # in a tuple, so that a module is not registered twice

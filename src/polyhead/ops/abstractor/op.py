@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyhead.ops.abstractor import sdpa
-from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed, Symbols
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.latent_code import drop, products, relate, retrieve, with_bias
 from polyhead.ops.tiling import tiled
@@ -63,7 +63,6 @@ def abstractor_attention(
     >>> abstractor_attention(q, k, symbols, causal=True, act="sigmoid")      # (b t h e)
     """
     normalise = "softmax" if act == "softmax" else "identity"  # it tells tiles whether they need all keys
-    call = AttentionCall(
-        q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, normalise, act=act, scale=scale, impl=impl
-    )
+    masks = Masks(mask, causal, window, cu_seqlens)
+    call = AttentionCall(q, k, symbols, bias, masks, keep, scale, impl, normalise, act=act)
     return run(ABSTRACTOR, call)

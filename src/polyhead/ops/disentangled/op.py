@@ -8,10 +8,12 @@ relations.  It is from an earlier draft of Altabaa and Lafferty 2024 (arXiv 2405
 softmax attention to symbols.
 """
 
+from dataclasses import replace
+
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed, Symbols
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.latent_code import code, drop, inner, relate, retrieve, share
 from polyhead.ops.tiling import tiled
@@ -21,10 +23,10 @@ from polyhead.spec.shapes import shaped
 
 def reference(call: AttentionCall) -> Tensor:
     """The equation, literally."""
-    call = call.with_mask(call.visible())
+    call = replace(call, masks=Masks(call.visible()))
     q_rel, k_rel = call.relation_qk
     products = inner(q_rel, share(k_rel, call.q.shape[2]), q_rel.shape[-1] ** -0.5)
-    related_code = code(call) * relate(products, call.act, call.mask)
+    related_code = code(call) * relate(products, call.act, call.masks.mask)
     return retrieve(drop(related_code.to(call.q.dtype), call.keep), call.symbols)
 
 
@@ -62,8 +64,6 @@ def disentangled_attention(
 
     >>> disentangled_attention(q, k, q_rel, k_rel, symbols, causal=True)      # (b t h e)
     """
-    call = AttentionCall(
-        q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale, impl=impl,
-        q_rel=q_rel, k_rel=k_rel, act=relation_act,
-    )  # fmt: skip
+    masks = Masks(mask, causal, window, cu_seqlens)
+    call = AttentionCall(q, k, symbols, bias, masks, keep, scale, impl, q_rel=q_rel, k_rel=k_rel, act=relation_act)
     return run(DISENTANGLED, call)

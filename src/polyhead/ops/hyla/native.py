@@ -9,7 +9,7 @@ from ctypes import Structure, c_double, c_int32, c_int64, c_void_p
 import torch
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.kernel import Gradients, Outputs, unsupported_by_kernels
 from polyhead.ops.native import library
 from polyhead.ops.native.check import seeded_randn
@@ -163,11 +163,11 @@ def examples() -> list[AttentionCall]:
     bias_by_offset = randn(8, 73)
     first = slice(1)
     return [
-        AttentionCall(q8, k8, v8, bias_by_offset, causal=True, normalise="rms_heads", act="relu"),
-        AttentionCall(q6, k6, v6, bias, window=9, normalise="softmax_rms_heads", act="gelu"),
-        AttentionCall(9 * q6, k6, v6, None, mask, keep, normalise="softmax_heads", act="silu"),
-        AttentionCall(q8, q8, v8, cu_seqlens=cu_seqlens, normalise="softmax", act="gelu_tanh"),
+        AttentionCall(q8, k8, v8, bias_by_offset, Masks(causal=True), normalise="rms_heads", act="relu"),
+        AttentionCall(q6, k6, v6, bias, Masks(window=9), normalise="softmax_rms_heads", act="gelu"),
+        AttentionCall(9 * q6, k6, v6, None, Masks(mask), keep, normalise="softmax_heads", act="silu"),
+        AttentionCall(q8, q8, v8, masks=Masks(cu_seqlens=cu_seqlens), normalise="softmax", act="gelu_tanh"),
         AttentionCall(
-            q6[:, first], k6, v6, None, mask[:, :, first], keep[:, :, first], window=9, normalise="rms_heads"
+            q6[:, first], k6, v6, None, Masks(mask[:, :, first], window=9), keep[:, :, first], normalise="rms_heads"
         ),
     ]

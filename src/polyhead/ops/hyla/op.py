@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.hyla import native, triton
 from polyhead.ops.hyla.reference import reference
@@ -75,9 +75,8 @@ def hyla(
 
     >>> hyla(q, k, v, causal=True)      # (b t h e)
     """
-    call = AttentionCall(
-        q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise, value_weight, act=act, scale=scale, impl=impl
-    )
+    masks = Masks(mask, causal, window, cu_seqlens)
+    call = AttentionCall(q, k, v, bias, masks, keep, scale, impl, normalise, value_weight, act=act)
     return run(HYLA, call)
 
 

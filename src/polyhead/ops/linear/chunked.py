@@ -27,25 +27,25 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     """Why the keys cannot be summed into a state that is independent of the query, or None if they can."""
     if call.normalise != "identity":
         return f"takes normalise='identity' only, not {call.normalise!r}"
-    for name in ("bias", "keep", "window"):
-        if getattr(call, name) is not None:
+    for name, limit in (("bias", call.bias), ("keep", call.keep), ("window", call.masks.window)):
+        if limit is not None:
             return f"takes no {name}"
-    return unsupported_mask(call)
+    return unsupported_mask(call.masks)
 
 
 def preferred(call: AttentionCall) -> bool:
     """Whether chunks were measured to be no slower than the reference: in causal attention from some length on."""
     t, d = call.q.shape[1], call.q.shape[-1]
-    return not call.causal or t == 1 or t >= max(128, 4 * d)
+    return not call.masks.is_causal_for(t) or t >= max(128, 4 * d)
 
 
 def forward(call: AttentionCall) -> Tensor:
     """Linear attention in chunks; grouped heads read the state of their group."""
-    t, s = call.lengths
-    q, k, v = call.q * call.score_scale, zero_hidden_keys(call.mask, call.k), activation(call.act)(call.v)
-    if call.cu_seqlens is not None:
-        return _packed(q, k, v, call.cu_seqlens, causal=call.causal)
-    if not call.causal or t == 1:
+    (t, s), masks = call.lengths, call.masks
+    q, k, v = call.q * call.score_scale, zero_hidden_keys(masks.mask, call.k), activation(call.act)(call.v)
+    if masks.cu_seqlens is not None:
+        return _packed(q, k, v, masks.cu_seqlens, causal=masks.causal)
+    if not masks.is_causal_for(t):
         return _full(q, _state(k, v))
     if s >= t:
         return _square(q, k[:, s - t :], v[:, s - t :], _state(k[:, : s - t], v[:, : s - t]))[0]

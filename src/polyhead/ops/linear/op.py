@@ -3,9 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed
 from polyhead.ops.dispatch import Op, run
-from polyhead.ops.latent_code import act as activation, check_step, is_key_mask, zero_hidden_keys, zero_masked
+from polyhead.ops.latent_code import act as activation, check_step, zero_hidden_keys, zero_masked
 from polyhead.ops.linear import chunked
 from polyhead.ops.linear.reference import reference
 from polyhead.ops.precision import casting
@@ -45,9 +45,8 @@ def linear_attention(
 
     >>> linear_attention(q, k, v, causal=True)      # (b t h e)
     """
-    call = AttentionCall(
-        q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise, act=act, scale=scale, impl=impl
-    )
+    masks = Masks(mask, causal, window, cu_seqlens)
+    call = AttentionCall(q, k, v, bias, masks, keep, scale, impl, normalise, act=act)
     return run(LINEAR, call)
 
 
@@ -78,7 +77,7 @@ def linear_step(
     with casting(q, k, v) as (q, k, v):
         one_of("linear_step", "act", act, ACTS)
         check_step("linear_step", q, k, v, state)
-        if mask is not None and not is_key_mask(mask):
+        if mask is not None and not Masks(mask).is_of_keys:
             raise ValueError(f"linear_step: mask must be one of keys (b|1, 1, 1, t) but is {tuple(mask.shape)}")
         k, v = zero_masked(mask, zero_hidden_keys(mask, k), v)
         return chunked.step(q, k, activation(act)(v), state, scale)

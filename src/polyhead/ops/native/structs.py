@@ -18,7 +18,6 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.latent_code import of_pairs
-from polyhead.ops.tiles import visible_ranges
 
 LANES = 16
 """Rows (queries or keys) that native code processes at once, one per SIMD lane."""
@@ -110,13 +109,12 @@ def ranges_of_both_sides(masks: Masks, t: int, s: int) -> tuple[Tensor, Tensor, 
 
     None if every pair is visible.
     """
-    is_limited_by_causality = masks.causal and t > 1  # a single query is the last one, so it sees all keys
-    if not is_limited_by_causality and masks.window is None and masks.cu_seqlens is None:
+    if not masks.has_ranges(t):
         return None
     if masks.cu_seqlens is not None:
         # Decreasing edges must not lead out of memory.
         masks = replace(masks, cu_seqlens=masks.cu_seqlens.cummax(0).values)
-    first_key, end_key = visible_ranges(masks, t, s, torch.device("cpu"))
+    first_key, end_key = masks.ranges(t, s, torch.device("cpu"))
     keys = torch.arange(s, dtype=torch.int32)
     # Both ranges rise with the query, so the queries that see a key are found by bisection.
     first_query = torch.searchsorted(end_key, keys, right=True).to(torch.int32)
@@ -127,7 +125,7 @@ def ranges_of_both_sides(masks: Masks, t: int, s: int) -> tuple[Tensor, Tensor, 
 def masks_struct(call: AttentionCall, dtype: torch.dtype) -> MasksStruct:
     """The struct of a call's masks and biases."""
     t, s = call.lengths
-    bias, keep, mask = call.bias, call.keep, call.mask
+    bias, keep, mask = call.bias, call.keep, call.masks.mask
     if bias is not None:
         bias = bias.to(dtype)
     if keep is not None:

@@ -15,7 +15,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.latent_code import (
     act as activation,
@@ -126,17 +126,10 @@ def pooled_attention(
 
     >>> pooled_attention(q, k, v, causal=True)      # (b t h e)
     """
+    masks = Masks(mask, causal, window, cu_seqlens)
     if network == "sequence":
-        check_reads_all_queries(
-            "pooled_attention",
-            q.shape[1],
-            causal=causal,
-            window=window,
-            is_packed=cu_seqlens is not None,
-            mask=mask,
-        )
+        check_reads_all_queries("pooled_attention", masks, q.shape[1])
     call = AttentionCall(
-        q, k, v, bias, mask, keep, causal, window, cu_seqlens, normalise,
-        act=act, scale=scale, pool=pool, network=network, impl=impl,
-    )  # fmt: skip
+        q, k, v, bias, masks, keep, scale, impl, normalise=normalise, act=act, pool=pool, network=network
+    )
     return run(POOLED, call)

@@ -9,7 +9,7 @@ import torch
 from einops import einsum
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.kernel import Outputs, unsupported_by_kernels
 from polyhead.ops.native import library
 from polyhead.ops.native.check import seeded_randn
@@ -56,14 +56,14 @@ def examples() -> list[AttentionCall]:
     mask = randn(2, 6, 18, 33) < 1
     keep = (randn(1, 1, 18, 33) < 1).double() / 0.8
     by_key = AttentionCall(
-        q, k, randn(2, 33, 3, 7), bias, window=9, act="gelu", q_rel=q_rel, k_rel=k_rel, relation_weight=weight
+        q, k, randn(2, 33, 3, 7), bias, Masks(window=9), act="gelu", q_rel=q_rel, k_rel=k_rel, relation_weight=weight
     )
-    by_offset = replace(by_key, q=9 * q, v=randn(50, 3, 7), bias=None, mask=mask, keep=keep, window=None, act="tanh")
+    by_offset = replace(by_key, q=9 * q, v=randn(50, 3, 7), bias=None, masks=Masks(mask), keep=keep, act="tanh")
 
     # One tensor in two places: its gradient is a sum.
     x, x_rel = randn(1, 37, 6, 5), randn(1, 37, 5, 6)
     v, bias_by_offset = randn(1, 37, 6, 7), randn(6, 73)
     symmetric = AttentionCall(
-        x, x, v, bias_by_offset, causal=True, act="relu", q_rel=x_rel, k_rel=x_rel, relation_weight=weight
+        x, x, v, bias_by_offset, Masks(causal=True), act="relu", q_rel=x_rel, k_rel=x_rel, relation_weight=weight
     )
     return [by_key, by_offset, symmetric]

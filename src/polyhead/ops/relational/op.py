@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed, Symbols
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed, Symbols
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.kernel import Kernel
 from polyhead.ops.native import attention
@@ -62,8 +62,9 @@ def relational_attention(
 
     >>> relational_attention(q, k, q_rel, k_rel, symbols, relation_weight, causal=True)      # (b t h e)
     """
+    masks = Masks(mask, causal, window, cu_seqlens)
     call = AttentionCall(
-        q, k, symbols, bias, mask, keep, causal, window, cu_seqlens, scale=scale, impl=impl,
+        q, k, symbols, bias, masks, keep, scale, impl,
         q_rel=q_rel, k_rel=k_rel, relation_weight=relation_weight, act=relation_act,
     )  # fmt: skip
     return run(RELATIONAL, call)

@@ -38,7 +38,7 @@ def preferred(call: AttentionCall) -> bool:
     if call.q.device.type != "cpu":
         return True
     r, p = call.relation_qk[0].shape[2:]
-    is_narrow = p == 1 or (r * p <= call.q.shape[-1] and (p == 2 or not call.causal))
+    is_narrow = p == 1 or (r * p <= call.q.shape[-1] and (p == 2 or not call.masks.causal))
     return call.bias is None and is_narrow
 
 

@@ -5,7 +5,7 @@ Vaswani et al. 2017, eq. 1.
 
 import torch
 
-from polyhead.ops.call import AttentionCall
+from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.kernel import unsupported_by_kernels
 from polyhead.ops.native import library
 from polyhead.ops.native.check import seeded_randn
@@ -31,7 +31,7 @@ def is_preferred(call: AttentionCall) -> bool:
         return False
     width = max(call.q.shape[-1], call.v.shape[-1])
     is_narrow = width <= 8
-    has_limits = call.bias is not None or (call.causal and t >= 128)
+    has_limits = call.bias is not None or (call.masks.causal and t >= 128)
     if not is_narrow and not (width <= 64 and has_limits):
         return False
     return t >= FEW_QUERIES and call.q.shape[0] * t * s >= MIN_PAIRS
@@ -41,4 +41,4 @@ def examples() -> list[AttentionCall]:
     """Calls for the check of native code; those of relational attention run the same code with all kinds of masks."""
     randn = seeded_randn()
     q, v, cu_seqlens = randn(1, 37, 4, 3), randn(1, 37, 2, 7), torch.tensor([0, 9, 9, 30], dtype=torch.int32)
-    return [AttentionCall(q, q[:, :, :2], v, randn(4, 73), causal=True, cu_seqlens=cu_seqlens)]
+    return [AttentionCall(q, q[:, :, :2], v, randn(4, 73), masks=Masks(causal=True, cu_seqlens=cu_seqlens))]

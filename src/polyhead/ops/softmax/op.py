@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Packed
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.kernel import Kernel
 from polyhead.ops.native import attention
@@ -62,9 +62,8 @@ def softmax_attention(
     """
     if softcap is not None:
         check_number("softmax_attention", "softcap", softcap, 0, above=True)
-    call = AttentionCall(
-        q, k, v, bias, mask, keep, causal, window, cu_seqlens, scale=scale, impl=impl, softcap=softcap, sinks=sinks
-    )
+    masks = Masks(mask, causal, window, cu_seqlens)
+    call = AttentionCall(q, k, v, bias, masks, keep, scale, impl, softcap=softcap, sinks=sinks)
     return run(SOFTMAX, call)
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from polyhead.analysis.capture import as_array
 from polyhead.layers.taps import OWN, GroupTaps, Taps
-from polyhead.ops.call import Masks
 
 Array = np.ndarray
 # The largest number of tokens that a page shows.
@@ -133,7 +132,7 @@ def _equations(group: GroupTaps) -> list[str]:
 def _visible(group: GroupTaps) -> Array:
     """True where a query may attend to a key (1|h t t)."""
     t = group.q.shape[1]
-    visible = Masks(group.mask, group.causal).visible(t, t, group.q.device)
+    visible = group.visible()
     if visible is None:
         return np.ones((1, t, t), dtype=bool)
     return as_array(visible.expand(*visible.shape[:-2], t, t)).reshape(-1, t, t)

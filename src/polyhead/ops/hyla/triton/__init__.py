@@ -79,7 +79,7 @@ def unsupported_options(call: AttentionCall) -> str | None:
             return f"takes no {name}"
     if call.bias is not None and call.bias.ndim != 2:
         return f"takes biases by offset (h t+s-1) only, not {tuple(call.bias.shape)}"
-    return unsupported_mask(call)
+    return unsupported_mask(call.masks)
 
 
 def unsupported_size(q: torch.Tensor) -> str | None:

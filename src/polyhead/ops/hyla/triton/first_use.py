@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from polyhead.ops.call import TENSORS, AttentionCall
+from polyhead.ops.call import AttentionCall
 from polyhead.ops.hyla.reference import reference
 from polyhead.ops.kernel import Gradients, Outputs, empty_output
 from polyhead.ops.tiling import gradients_by_tiles, output_by_tiles
@@ -117,8 +117,7 @@ def worst_difference(call: AttentionCall, kernels: Pass, tiles: Pass) -> str | N
 def configuration(pass_: str, call: AttentionCall) -> Hashable:
     """Everything that is compiled in, the layout of the tensors, and how the lengths compare with those of a check."""
     layouts: list[Hashable] = []
-    for name in TENSORS:
-        tensor = getattr(call, name)
+    for name, tensor in call.tensors().items():
         if tensor is None:
             layouts.append(None)
             continue
@@ -130,7 +129,7 @@ def configuration(pass_: str, call: AttentionCall) -> Hashable:
     t, s = call.lengths
     lengths = t == 1, t >= ROWS, s > ROWS
     precision = torch.backends.cuda.matmul.fp32_precision
-    options = call.causal, call.window is None, call.normalise, call.act, precision
+    options = call.masks.causal, call.masks.window is None, call.normalise, call.act, precision
     return pass_, call.q.device, call.q.dtype, tuple(layouts), lengths, options
 
 
@@ -151,14 +150,15 @@ def first_rows(call: AttentionCall) -> AttentionCall:
         is_telling = tensor.isfinite().all() & tensor.any()
         if not is_telling:
             tensors[name] = waves(tensor)
-    mask, cu_seqlens = call.mask, call.cu_seqlens
+    mask, cu_seqlens = call.masks.mask, call.masks.cu_seqlens
     if mask is not None:
         if mask.ndim == 4:
             mask = mask[:2]
         mask = mask[..., :num_keys]
     if cu_seqlens is not None:
         cu_seqlens = cu_seqlens.clamp(max=num_queries)
-    return replace(call.with_tensors(tensors), mask=mask, cu_seqlens=cu_seqlens)
+    masks = replace(call.masks, mask=mask, cu_seqlens=cu_seqlens)
+    return replace(call.with_tensors(tensors), masks=masks)
 
 
 def waves(like: Tensor) -> Tensor:

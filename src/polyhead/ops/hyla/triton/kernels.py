@@ -50,7 +50,6 @@ from polyhead.ops.hyla.triton.tiles import (
     strides,
 )
 from polyhead.ops.latent_code import wide
-from polyhead.ops.tiles import mask_of_keys
 from polyhead.spec import RMS_HEADS_EPS
 
 NARROW = 64
@@ -247,8 +246,8 @@ def prepare(x: AttentionCall, shared: int, tf32: bool) -> HylaKernelCall:
     bias = x.bias
     if bias is not None:
         bias = bias.contiguous()
-    sight = limits(mask_of_keys(x), x.cu_seqlens, x.window, q.shape[1])
-    return HylaKernelCall(q, k, v, bias, sight, x.score_scale, x.causal, x.normalise, x.act == "relu", shared, tf32)
+    sight, causal = limits(x.masks, *x.lengths), x.masks.causal
+    return HylaKernelCall(q, k, v, bias, sight, x.score_scale, causal, x.normalise, x.act == "relu", shared, tf32)
 
 
 def forward(problem: HylaKernelCall) -> Tensor:

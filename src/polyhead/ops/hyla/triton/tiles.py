@@ -26,8 +26,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polyhead.ops.call import sequence_of
-from polyhead.ops.latent_code import at_least_float32
+from polyhead.ops.call import Masks, sequence_of
+from polyhead.ops.latent_code import at_least_float32, of_pairs
 
 SMALLEST = 16
 """The fewest rows, columns and terms of the 16-bit tiles that tensor cores multiply."""
@@ -129,17 +129,18 @@ def pair(x: float) -> tuple[float, float]:
     return high, x - high
 
 
-def limits(mask: Tensor | None, cu_seqlens: Tensor | None, window: int | None, t: int) -> RuntimeMasks:
-    """The `RuntimeMasks` of a key mask (b|1 s), of packed sequences and of a window."""
-    first = end = None
+def limits(masks: Masks, t: int, s: int) -> RuntimeMasks:
+    """The `RuntimeMasks` of masks of keys."""
+    first, end, window, cu_seqlens = None, None, masks.window, masks.cu_seqlens
     if window is not None:
         window = min(window, FARTHEST)
     if cu_seqlens is not None:
         number = sequence_of(cu_seqlens, t)
         edges = torch.cat((cu_seqlens.new_zeros(1), cu_seqlens[1:], cu_seqlens.new_full((1,), t)))
         first, end = edges[number], edges[number + 1]
-    if mask is None:
+    if masks.mask is None:
         return RuntimeMasks(None, None, first, end, window)
+    mask = of_pairs(masks.mask)[:, 0, 0].expand(-1, s)
     mask = rowwise(mask).view(torch.uint8)  # rowwise, because it may be a view of a wider mask
     return RuntimeMasks(mask, mask.stride(0) * (mask.shape[0] > 1), first, end, window)
 
