@@ -12,7 +12,7 @@ from polyhead import cli
 from polyhead.cli.train import configure
 from polyhead.ops.native import library
 from polyhead.scale.sweep.jobs import prepare
-from polyhead.tasks.task import located
+from polyhead.spec.home import located
 from polyhead.train.store import files, shipped
 
 

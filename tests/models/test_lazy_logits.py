@@ -7,7 +7,7 @@ from refusals import refused
 import polyhead as ph
 from polyhead.models.inputs_outputs import LazyLogits
 from polyhead.ops import cross_entropy
-from polyhead.tasks.task import token_guesses, token_losses
+from polyhead.tasks.scores import token_guesses, token_losses
 
 ENDS = {
     "own": ph.Logits(23),

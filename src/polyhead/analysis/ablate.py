@@ -16,8 +16,8 @@ from polyhead.analysis.probe import draws
 from polyhead.layers.taps import looking
 from polyhead.models.transformer import Transformer
 from polyhead.spec.shapes import check_number
-from polyhead.tasks.base import Batch, Task
-from polyhead.tasks.task import Score, check_split
+from polyhead.tasks.base import Batch, Task, check_split
+from polyhead.tasks.scores import Score
 from polyhead.train.network import predict
 
 

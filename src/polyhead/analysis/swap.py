@@ -24,8 +24,8 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.hyla.op import hyla
 from polyhead.ops.linear.op import linear_attention
 from polyhead.spec.shapes import check_number, one_of
-from polyhead.tasks.base import Batch, Task, stream
-from polyhead.tasks.task import Score, check_split
+from polyhead.tasks.base import Batch, Task, check_split, stream
+from polyhead.tasks.scores import Score
 from polyhead.train.network import predict
 
 # The code that the last token gets: that of its sequence, the donor's (of a sequence with another rule), a third

@@ -19,3 +19,15 @@ def home(variable: str) -> Path:
         return Path.home()
     except RuntimeError:
         raise RuntimeError(f"this user has no home folder (set HOME or {variable})") from None
+
+
+def located(folder: str) -> str:
+    """The absolute path of `folder`, for caches: a relative path means another folder in another working directory.
+
+    Raises ValueError for a path in the home folder of a user who has none.
+    """
+    expanded = os.path.expanduser(folder)
+    # Without a home folder `~` stays as it is, and a folder of that name would be created.
+    if expanded == folder and (folder == "~" or folder.startswith("~" + os.sep)):
+        raise ValueError(f"folder {folder}: this user has no home folder (set HOME)")
+    return os.path.abspath(expanded)

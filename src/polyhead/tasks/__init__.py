@@ -7,9 +7,9 @@ from polyhead.tasks.maths.task import Maths
 from polyhead.tasks.object_sorting import ObjectSorting
 from polyhead.tasks.pairwise_order import PairwiseOrder
 from polyhead.tasks.relational_games.task import RelationalGames
+from polyhead.tasks.scores import Score
 from polyhead.tasks.set_cards import SetCards
 from polyhead.tasks.sraven.task import Sraven
-from polyhead.tasks.task import Score
 from polyhead.tasks.text.task import Text
 
 # The classes that a configuration file may name as its task.

@@ -1,27 +1,27 @@
-"""The abstract task: a stream of batches with a loss and metrics, and the words that reports print about it."""
+"""The abstract task: a stream of batches with a loss and metrics.  Its random streams, splits, and words in reports."""
 
 import abc
 import hashlib
+import importlib.resources
 import itertools
+import json
+import math
+import numbers
 import os
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
+
+import torch
+from msgspec import Meta
 
 from polyhead.config import checked
 from polyhead.config.components import Input, Output
 from polyhead.spec.shapes import one_of
 
-
-# ----------------------------------------------------------------------------------------------------------- randomness
-def stream(seed: int, name: str, step: int = 0) -> int:
-    """A seed of 63 bits for one consumer of randomness: `stream(0, "fuzzy_logic/compositional", 17)`.
-
-    Streams are counter-based: a batch is a pure function of (seed, name, step).  So no generator state is stored, and
-    streams of different names are independent.
-    """
-    digest = hashlib.blake2b(f"{seed}/{name}/{step}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
+Item = TypeVar("Item")
+Fraction = Annotated[float, Meta(gt=0, lt=1)]
 
 
 # -------------------------------------------------------------------------------------------------------------- batches
@@ -88,8 +88,6 @@ class Batch:
 
 def _joined(name: str, arrays: list[Array], sizes: list[int]) -> Array:
     """The arrays of one part, one of each batch, as one; None if no batch has that part."""
-    import torch
-
     present = [array for array in arrays if array is not None]
     if not present:
         return None
@@ -149,7 +147,7 @@ class Task(checked.Task, abc.ABC):
     metric: ClassVar[str]  # the main metric among `metrics`
     items: ClassVar[str] = "sequences"  # the word for the items that it scores
     better: ClassVar[str] = "higher"  # or "lower": whether high or low scores of the main metric are good
-    lazy: ClassVar[bool] = False  # whether loss and metrics also take LazyLogits (tasks/task.py)
+    lazy: ClassVar[bool] = False  # whether loss and metrics also take LazyLogits (scores.py)
     autoregressive: ClassVar[bool] = False  # whether its inputs hold earlier targets: only for causal models
     words: ClassVar[Words] = Words()  # words that reports print about it
 
@@ -269,7 +267,106 @@ class Task(checked.Task, abc.ABC):
 
     def generator(self, split: str, *, seed: int, step: int, device: Any = "cpu") -> Any:
         """The random generator of batch number `step` of `split`.  Raises ValueError for a split that it lacks."""
-        import torch
-
         one_of(type(self).__name__, "split", split, self.splits)
         return torch.Generator(device).manual_seed(stream(seed, f"{self.name}/{split}", step))
+
+
+# -------------------------------------------------------------------------------------------------- checks of arguments
+def check_split(task: Task, split: str) -> str:
+    """`split` if `task` has it; otherwise raise a ValueError that lists the valid splits, the nearest first."""
+    return one_of(type(task).__name__, "split", split, task.splits)
+
+
+def check_not_empty(task: Task, split: str) -> None:
+    """Raise a ValueError if `split` has no sequences."""
+    if task.count(split) == 0:
+        raise ValueError(f"{type(task).__name__}: split {split!r} has no {task.items}")
+
+
+def check_draw(task: Task, split: str, batch_size: int) -> None:
+    """Raise a ValueError unless `task` can draw `batch_size` sequences of `split`."""
+    check_split(task, split)
+    if not isinstance(batch_size, numbers.Integral):
+        raise ValueError(f"{type(task).__name__}: batch_size must be an integer but is {batch_size!r}")
+    if batch_size < 1:
+        raise ValueError(f"{type(task).__name__}: batch_size must be at least 1 but is {batch_size}")
+
+
+# ----------------------------------------------------------------------------------------------------------- randomness
+def stream(seed: int, name: str, step: int = 0) -> int:
+    """A seed of 63 bits for one consumer of randomness: `stream(0, "fuzzy_logic/compositional", 17)`.
+
+    Streams are counter-based: a batch is a pure function of (seed, name, step).  So no generator state is stored, and
+    streams of different names are independent.
+    """
+    digest = hashlib.blake2b(f"{seed}/{name}/{step}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+def seeded(seed: int, name: str) -> torch.Generator:
+    """A generator for what is drawn once.  It is on the CPU, so that every device gets the same numbers."""
+    return torch.Generator().manual_seed(stream(seed, name))
+
+
+def fork(generator: torch.Generator, name: str) -> torch.Generator:
+    """A generator on the same device for one use of randomness, called `name`.
+
+    Forks under two names share no draws, so splits get different data even from generators in the same state.
+    `generator` is not changed; call `advance` after the last fork of a draw.
+    """
+    # Every generator's state is in CPU memory, so reading it never waits for an accelerator.
+    state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).hexdigest()
+    return torch.Generator(generator.device).manual_seed(stream(0, f"{state}/{name}"))
+
+
+def advance(generator: torch.Generator) -> None:
+    """Advance `generator`, so that the next forks differ."""
+    # Under another default dtype it would take another number of random bits.
+    torch.rand(1, generator=generator, device=generator.device, dtype=torch.float32)
+
+
+def portion(fraction: float, count: int) -> int:
+    """`fraction` of `count`, rounded down without float error: 11 / 276 of 276 is 11, not 10.999... rounded down."""
+    return math.floor(fraction * count + 1e-9)
+
+
+def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
+    """A random permutation from `random.random()` alone, the only method that Python guarantees to be stable."""
+    generator = random.Random(seed)
+    return sorted(items, key=lambda item: generator.random())
+
+
+# ------------------------------------------------------------------------------------------------ held-out combinations
+# How combinations are held out: at random, or as in the original code under JAX before 0.5 and since 0.5.
+SPLITS = ("covered", "legacy", "partitionable")
+
+
+def held_out_count(task: str, held_out: float, count: int, items: str) -> int:
+    """How many of `count` combinations are held out.  Raises ValueError if that leaves a split empty."""
+    num_held_out = portion(held_out, count)
+    if not 0 < num_held_out < count:
+        raise ValueError(f"{task}: held_out={held_out} of {count} {items} leaves one split empty")
+    return num_held_out
+
+
+def covering_order(
+    rows: Sequence[tuple[int, ...]], num_held_out: int, parts: int, name: str, seed: int, tries: int
+) -> list[tuple[int, ...]]:
+    """The first of `tries` random orders in which the rows that are not held out have all `parts`; [] if none has.
+
+    The first `num_held_out` rows of an order are held out.
+    """
+    for attempt in range(tries):
+        order = shuffled(rows, stream(seed, name, attempt))
+        if len(set(itertools.chain.from_iterable(order[num_held_out:]))) == parts:
+            return order
+    return []
+
+
+def original_order(task: str, folder: str, rows: Sequence[Item], split: str, seed: int) -> list[Item]:
+    """`rows` in the original code's order, from legacy.json in the package `folder`; the first rows are held out."""
+    text = importlib.resources.files(folder).joinpath("legacy.json").read_text(encoding="utf-8")
+    orders: dict[str, list[int]] = json.loads(text)[split]
+    if str(seed) not in orders:
+        raise ValueError(f"{task}: split={split!r} exists for split_seed {', '.join(orders)}, not for {seed}")
+    return [rows[rank] for rank in orders[str(seed)]]

@@ -13,7 +13,7 @@ from polyhead.config import Classes
 from polyhead.config.components import Input
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.base import Baseline, Batch, Task
-from polyhead.tasks.task import Score, check_baselines, check_logits, token_guesses
+from polyhead.tasks.scores import Score, check_baselines, check_logits, token_guesses
 
 ACCURACY = ("Accuracy", "The share of correct answers.")
 CHANCE = Baseline("Chance", "draws every answer at random")

@@ -23,11 +23,11 @@ from torch.nn import functional as F
 from polyhead.config import Logits, Tokens, Vectors
 from polyhead.config.checked import Amount, Count, Index, choice
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.base import Batch, Task, Words
+from polyhead.tasks.base import Batch, Task, Words, advance, check_draw, fork, seeded
 from polyhead.tasks.classification import ACCURACY, CHANCE
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.object_baselines import KNOWN_OBJECTS, ascending, mean_places, nearest
-from polyhead.tasks.task import Score, advance, check_baselines, check_draw, check_logits, fork, right_tokens, seeded
+from polyhead.tasks.scores import Score, check_baselines, check_logits, right_tokens
 
 ATTRIBUTES = ((4, 4), (12, 8))  # count and width of values: the first decides, the second breaks ties
 COUNT, WIDTH = 48, 12  # of objects, and of their vectors

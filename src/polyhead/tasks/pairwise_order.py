@@ -15,11 +15,11 @@ from torch import Tensor
 
 from polyhead.config import Classes, Vectors
 from polyhead.config.checked import Count, Index, choice
-from polyhead.tasks.base import Batch, Words
+from polyhead.tasks.base import Batch, Words, advance, check_draw, check_split, fork, portion, seeded
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
 from polyhead.tasks.object_baselines import KNOWN_OBJECTS, KNOWN_PAIRS, first_shares, ordered_pairs
-from polyhead.tasks.task import Score, advance, check_draw, check_split, fork, portion, seeded
+from polyhead.tasks.scores import Score
 
 SHARES = (0.5, 0.65)  # where the pairs are cut: 50 % training, 15 % validation, 35 % test
 

@@ -23,11 +23,11 @@ from torch.nn import functional as F
 from polyhead.config import Classes, Vectors
 from polyhead.config.checked import Index
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.base import Batch, Words
+from polyhead.tasks.base import Batch, Words, advance, check_draw, check_split, fork, seeded
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
 from polyhead.tasks.object_baselines import KNOWN_PAIRS, card_pairs
-from polyhead.tasks.task import Score, advance, check_draw, check_split, fork, seeded
+from polyhead.tasks.scores import Score
 
 CARDS = tuple(itertools.product(range(3), repeat=4))
 SETS, HELD = 1080, 540  # all sets, and the half that training never contains

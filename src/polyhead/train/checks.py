@@ -10,8 +10,7 @@ from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.extensions import foreign
 from polyhead.spec.shapes import one_of
-from polyhead.tasks.base import Batch
-from polyhead.tasks.task import check_not_empty
+from polyhead.tasks.base import Batch, check_not_empty
 from polyhead.train import tracking
 
 

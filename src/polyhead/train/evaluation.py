@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead.layers.taps import looking
-from polyhead.tasks.base import Batch, Task
-from polyhead.tasks.task import Score, check_not_empty
+from polyhead.tasks.base import Batch, Task, check_not_empty
+from polyhead.tasks.scores import Score
 from polyhead.train import parallel
 from polyhead.train.network import Network, answers, metrics, parts
 from polyhead.train.world import World

@@ -61,7 +61,7 @@ class Network:
         self.scaler = torch.amp.GradScaler(device.type, enabled=config.train.precision == "fp16")
         self.num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self.tokens_per_step = 0
-        if isinstance(config.task.ends[0], Tokens):
+        if isinstance(config.model.inputs, Tokens):
             self.tokens_per_step = config.train.batch_size * config.task.length
         if config.compile:
             self.model.compile()
@@ -184,16 +184,11 @@ def predict(
 def answers(model: Callable[..., Any], task: Task, batch: Batch, precision: str = "fp32") -> Tensor | LazyLogits:
     """The outputs for loss and metrics: those of `predict`, or lazy logits from `LAZY` logits on."""
     # A model inside DistributedDataParallel is no Transformer, so it always gives whole logits.
-    end = task.ends[1]
-    if (
-        isinstance(model, Transformer)
-        and task.lazy
-        and task.tail is None
-        and isinstance(end, Logits)
-        and batch.targets.numel() * end.count >= LAZY
-    ):
-        lazy: LazyLogits = _outputs(model, task, batch, precision, {"lazy": True})
-        return lazy
+    if isinstance(model, Transformer) and task.lazy and task.tail is None:
+        end = model.config.outputs
+        if isinstance(end, Logits) and batch.targets.numel() * end.count >= LAZY:
+            lazy: LazyLogits = _outputs(model, task, batch, precision, {"lazy": True})
+            return lazy
     return predict(model, task, batch, precision)
 
 

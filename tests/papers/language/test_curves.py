@@ -15,7 +15,7 @@ from polyhead.papers.recipes import STUDIES
 from polyhead.papers.reproduce import FIGURES, described, redraw
 from polyhead.papers.study import Study
 from polyhead.tasks import Text
-from polyhead.tasks.task import Score
+from polyhead.tasks.scores import Score
 
 pytestmark = pytest.mark.usefixtures("two_seeds_are_a_test")
 

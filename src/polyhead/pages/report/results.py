@@ -10,7 +10,7 @@ from polyhead.analysis.claims import SEEDS, Estimate, above, constant
 from polyhead.pages.report.runs import Entry, SeedGroup, different_settings, headline_split
 from polyhead.pages.report.section import Draft, Section, Table, grouped_digits, number, with_error
 from polyhead.tasks.base import Task
-from polyhead.tasks.task import Score
+from polyhead.tasks.scores import Score
 
 METRICS = {"r2": "R²", "mse": "mean squared error"}
 TEST_COLUMNS = ("90 % interval", "p (Holm)", "networks")

@@ -14,7 +14,7 @@ from polyhead.config import Mechanism, Model, Run, TransformerConfig, digest, to
 from polyhead.scale.sweep.naming import differing, setting, words
 from polyhead.spec.values import flat
 from polyhead.tasks.base import Task
-from polyhead.tasks.task import Score
+from polyhead.tasks.scores import Score
 from polyhead.train.store import folder as store
 
 # Splits by how informative their score is, best first. `*`: names of a user's own.

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from polyhead.analysis.claims import Estimate
 from polyhead.pages.document import figure_as_svg
-from polyhead.tasks.task import Score
+from polyhead.tasks.scores import Score
 from polyhead.train.messages import escape, print_notice
 from polyhead.train.progress import wanted
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.base import Batch
 from polyhead.tasks.fuzzy_logic.task import FuzzyLogic, conjunctions
-from polyhead.tasks.task import Score, scores_in_parts
+from polyhead.tasks.scores import Score, scores_in_parts
 
 PENALTY = 1.0
 LENGTH_SCALE = 0.5

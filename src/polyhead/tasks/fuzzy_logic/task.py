@@ -29,11 +29,13 @@ from torch import Tensor
 from polyhead.config import Values, Vectors
 from polyhead.config.checked import Count, choice
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.base import Baseline, Batch, Task, Words, stream
-from polyhead.tasks.task import (
+from polyhead.tasks.base import (
     SPLITS,
+    Baseline,
+    Batch,
     Fraction,
-    Score,
+    Task,
+    Words,
     advance,
     check_draw,
     check_split,
@@ -44,7 +46,9 @@ from polyhead.tasks.task import (
     portion,
     seeded,
     shuffled,
+    stream,
 )
+from polyhead.tasks.scores import Score
 
 INPUTS = ("uniform", "fixed_context")
 LISTED_COMBINATIONS = 2_000_000  # most combinations to enumerate

@@ -21,12 +21,12 @@ from torch import Tensor
 
 from polyhead.config import Classes, Patches
 from polyhead.config.checked import Count, Index, choice
+from polyhead.spec.home import located
 from polyhead.tasks import record
-from polyhead.tasks.base import Batch, Words, stream
+from polyhead.tasks.base import Batch, Words, advance, check_draw, fork, portion, shuffled, stream
 from polyhead.tasks.classification import ACCURACY, CHANCE, Classification, batch_of
 from polyhead.tasks.images import data as images_data
 from polyhead.tasks.images.data import SOURCES
-from polyhead.tasks.task import advance, check_draw, fork, located, portion, shuffled
 
 HELD_OUT = {"validation": 0.1, "iid": 0.2}  # for data without a test set; with one, a tenth is for validation
 

@@ -20,13 +20,14 @@ from torch.nn import functional as F
 
 from polyhead.config import Logits, Tokens, non_semantic
 from polyhead.config.checked import Count, choice
+from polyhead.spec.home import located
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks import record
-from polyhead.tasks.base import Batch, Task, Words
+from polyhead.tasks.base import Batch, Task, Words, advance, check_draw, check_split, fork
 from polyhead.tasks.maths import text as maths_text
 from polyhead.tasks.maths.modules import DIFFICULTIES, LEVELS, MODULES, TRIES, Level, StableRandom, question
 from polyhead.tasks.maths.text import END, PAD, START, VOCABULARY, Pair
-from polyhead.tasks.task import advance, check_draw, check_logits, check_split, fork, located, token_guesses
+from polyhead.tasks.scores import check_logits, token_guesses
 
 
 @dataclass(frozen=True)

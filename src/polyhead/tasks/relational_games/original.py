@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyhead.tasks.task import seeded
+from polyhead.tasks.base import seeded
 
 FILES = {"between": "1task_between", "match_pattern": "1task_match_patt"}  # the other files are named as the games
 LARGEST = 1 << 30  # bytes of an unpacked file: a compressed one of a few MB can unpack to any size

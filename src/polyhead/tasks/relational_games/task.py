@@ -31,14 +31,15 @@ from torch import Tensor
 
 from polyhead.config import Classes, Patches, non_semantic
 from polyhead.config.checked import Index, choice
+from polyhead.spec.home import located
 from polyhead.tasks import record
-from polyhead.tasks.base import Batch, Words
+from polyhead.tasks.base import Batch, Words, advance, check_draw, fork, seeded
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of
 from polyhead.tasks.examples import Draw, distinct, picks, training_set, unseen
 from polyhead.tasks.object_baselines import KNOWN_PAIRS, grid_pairs
 from polyhead.tasks.relational_games import original
 from polyhead.tasks.relational_games.shapes import COLOURS, count, draw
-from polyhead.tasks.task import Score, advance, check_draw, fork, located, seeded
+from polyhead.tasks.scores import Score
 
 GAMES = ("same", "occurs", "xoccurs", "between", "match_pattern")
 SHAPES_OF = {

@@ -22,9 +22,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polyhead.spec.shapes import one_of, shaped
-from polyhead.tasks.base import Batch
+from polyhead.tasks.base import Batch, check_split
+from polyhead.tasks.scores import Score, scores_in_parts
 from polyhead.tasks.sraven.task import RULES, STEPS, Sraven
-from polyhead.tasks.task import Score, check_split, scores_in_parts
 
 DEFINITIONS = ("code", "text")
 SEARCHED_CORRESPONDENCES = 1_000_000  # most correspondences to search

@@ -18,9 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyhead.tasks.base import Batch
+from polyhead.tasks.scores import Score, scores_in_parts
 from polyhead.tasks.sraven.ambiguity import SEARCHED_CORRESPONDENCES, bayes, chances, correspondences, rules_that_fit
 from polyhead.tasks.sraven.task import Sraven
-from polyhead.tasks.task import Score, scores_in_parts
 
 CHUNK = 500  # sequences at once
 

@@ -34,23 +34,25 @@ from torch.nn import functional as F
 from polyhead.config import Logits, Vectors
 from polyhead.config.checked import Count, choice
 from polyhead.spec.shapes import shaped
-from polyhead.tasks.base import Baseline, Batch, Task, Words, stream
-from polyhead.tasks.classification import CHANCE
-from polyhead.tasks.task import (
+from polyhead.tasks.base import (
     SPLITS,
+    Baseline,
+    Batch,
     Fraction,
-    Score,
+    Task,
+    Words,
     advance,
     check_draw,
-    check_logits,
     check_split,
     covering_order,
     fork,
     held_out_count,
     original_order,
-    right_tokens,
     shuffled,
+    stream,
 )
+from polyhead.tasks.classification import CHANCE
+from polyhead.tasks.scores import Score, check_logits, right_tokens
 
 RULES = (
     *("constant", "progression +1", "progression +2", "progression -1", "progression -2"),

@@ -24,18 +24,10 @@ from torch import Tensor
 
 from polyhead.config import Logits, Tokens, non_semantic
 from polyhead.config.checked import Count
+from polyhead.spec.home import located
 from polyhead.tasks import record
-from polyhead.tasks.base import Baseline, Batch, Task, Words, stream
-from polyhead.tasks.task import (
-    LazyLogitsLike,
-    Score,
-    check_baselines,
-    check_draw,
-    check_split,
-    located,
-    token_guesses,
-    token_losses,
-)
+from polyhead.tasks.base import Baseline, Batch, Task, Words, check_draw, check_split, stream
+from polyhead.tasks.scores import LazyLogitsLike, Score, check_baselines, token_guesses, token_losses
 from polyhead.tasks.text import sources, tokens as text_tokens
 from polyhead.tasks.text.corpus import Corpus, open_corpus
 from polyhead.tasks.text.sources import SPLITS

@@ -1,27 +1,15 @@
-"""Shared by tasks: named random streams within a draw, random splits, checks of splits and outputs, baseline scores."""
+"""Shared by tasks: losses and scores of outputs, and scores of baselines."""
 
-import hashlib
-import importlib.resources
-import itertools
-import json
 import math
-import numbers
-import os
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Protocol, TypeVar, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
-from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyhead.spec.shapes import one_of
-from polyhead.tasks.base import Batch, Task, stream
-
-Item = TypeVar("Item")
-Fraction = Annotated[float, Meta(gt=0, lt=1)]
+from polyhead.tasks.base import Batch, Task, check_split
 
 
 @runtime_checkable
@@ -103,26 +91,6 @@ class Score:
         return cls(mean, math.sqrt(max(between, within) / k), count)
 
 
-def check_split(task: Task, split: str) -> str:
-    """`split` if `task` has it; otherwise raise a ValueError that lists the valid splits, the nearest first."""
-    return one_of(type(task).__name__, "split", split, task.splits)
-
-
-def check_not_empty(task: Task, split: str) -> None:
-    """Raise a ValueError if `split` has no sequences."""
-    if task.count(split) == 0:
-        raise ValueError(f"{type(task).__name__}: split {split!r} has no {task.items}")
-
-
-def check_draw(task: Task, split: str, batch_size: int) -> None:
-    """Raise a ValueError unless `task` can draw `batch_size` sequences of `split`."""
-    check_split(task, split)
-    if not isinstance(batch_size, numbers.Integral):
-        raise ValueError(f"{type(task).__name__}: batch_size must be an integer but is {batch_size!r}")
-    if batch_size < 1:
-        raise ValueError(f"{type(task).__name__}: batch_size must be at least 1 but is {batch_size}")
-
-
 def check_baselines(task: Task, split: str, sequences: int) -> None:
     """Raise a ValueError unless `task` has the split and there are sequences to score."""
     check_split(task, split)
@@ -158,84 +126,3 @@ def right_tokens(logits: Tensor, targets: Tensor, element: str) -> dict[str, Ten
         "accuracy": right.all(dim=-1).to(logits.dtype),
         element: right.to(logits.dtype).mean(dim=-1),
     }
-
-
-def seeded(seed: int, name: str) -> torch.Generator:
-    """A generator for what is drawn once.  It is on the CPU, so that every device gets the same numbers."""
-    return torch.Generator().manual_seed(stream(seed, name))
-
-
-def fork(generator: torch.Generator, name: str) -> torch.Generator:
-    """A generator on the same device for one use of randomness, called `name`.
-
-    Forks under two names share no draws, so splits get different data even from generators in the same state.
-    `generator` is not changed; call `advance` after the last fork of a draw.
-    """
-    # Every generator's state is in CPU memory, so reading it never waits for an accelerator.
-    state = hashlib.blake2b(generator.get_state().numpy().tobytes(), digest_size=8).hexdigest()
-    return torch.Generator(generator.device).manual_seed(stream(0, f"{state}/{name}"))
-
-
-def advance(generator: torch.Generator) -> None:
-    """Advance `generator`, so that the next forks differ."""
-    # Under another default dtype it would take another number of random bits.
-    torch.rand(1, generator=generator, device=generator.device, dtype=torch.float32)
-
-
-def located(folder: str) -> str:
-    """The absolute path of `folder`, for caches: a relative path means another folder in another working directory.
-
-    Raises ValueError for a path in the home folder of a user who has none.
-    """
-    expanded = os.path.expanduser(folder)
-    # Without a home folder `~` stays as it is, and a folder of that name would be created.
-    if expanded == folder and (folder == "~" or folder.startswith("~" + os.sep)):
-        raise ValueError(f"folder {folder}: this user has no home folder (set HOME)")
-    return os.path.abspath(expanded)
-
-
-def portion(fraction: float, count: int) -> int:
-    """`fraction` of `count`, rounded down without float error: 11 / 276 of 276 is 11, not 10.999... rounded down."""
-    return math.floor(fraction * count + 1e-9)
-
-
-def shuffled(items: Sequence[Item], seed: int) -> list[Item]:
-    """A random permutation from `random.random()` alone, the only method that Python guarantees to be stable."""
-    generator = random.Random(seed)
-    return sorted(items, key=lambda item: generator.random())
-
-
-# ---------------------------------------------------------------------------------------------- held-out combinations
-# How combinations are held out: at random, or as in the original code under JAX before 0.5 and since 0.5.
-SPLITS = ("covered", "legacy", "partitionable")
-
-
-def held_out_count(task: str, held_out: float, count: int, items: str) -> int:
-    """How many of `count` combinations are held out.  Raises ValueError if that leaves a split empty."""
-    num_held_out = portion(held_out, count)
-    if not 0 < num_held_out < count:
-        raise ValueError(f"{task}: held_out={held_out} of {count} {items} leaves one split empty")
-    return num_held_out
-
-
-def covering_order(
-    rows: Sequence[tuple[int, ...]], num_held_out: int, parts: int, name: str, seed: int, tries: int
-) -> list[tuple[int, ...]]:
-    """The first of `tries` random orders in which the rows that are not held out have all `parts`; [] if none has.
-
-    The first `num_held_out` rows of an order are held out.
-    """
-    for attempt in range(tries):
-        order = shuffled(rows, stream(seed, name, attempt))
-        if len(set(itertools.chain.from_iterable(order[num_held_out:]))) == parts:
-            return order
-    return []
-
-
-def original_order(task: str, folder: str, rows: Sequence[Item], split: str, seed: int) -> list[Item]:
-    """`rows` in the original code's order, from legacy.json in the package `folder`; the first rows are held out."""
-    text = importlib.resources.files(folder).joinpath("legacy.json").read_text(encoding="utf-8")
-    orders: dict[str, list[int]] = json.loads(text)[split]
-    if str(seed) not in orders:
-        raise ValueError(f"{task}: split={split!r} exists for split_seed {', '.join(orders)}, not for {seed}")
-    return [rows[rank] for rank in orders[str(seed)]]
