@@ -54,28 +54,15 @@ def test_the_race_gathers_what_its_workers_send_and_ctrl_c_ends_them(initialiser
     assert capsys.readouterr().out.count("0.850") == len(SCORES)
 
 
-@pytest.mark.parametrize("racer", demo.RACERS)
-def test_racers_have_the_heads_that_their_names_say(racer):
-    config = demo.race_model(racer, demo.RelationalGames(demo.GAME))
-    kinds = [type(group).__name__.lower() for group in config.heads]
-    assert " + ".join(kinds) == racer.removesuffix(", rotary positions")
-    assert sum(group.heads for group in config.heads) == 4
-
-
-def test_the_page_has_both_pictures_and_every_number():
-    curves = {racer: {"0": [(0, 0.5), (demo.RACE_STEPS, 0.9)]} for racer in demo.RACERS}
-    page = demo.page(curves, SCORES)
-    assert page.count("<svg") == 2
-    assert page.count("0.850") == len(SCORES)
-    assert len(page) < 1_500_000
-    assert demo.page(curves, {}).count("<svg") == 1, "without trained models the race alone"
-
-
-def test_the_command_writes_the_page_and_says_where(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_a_page_with_both_pictures_and_every_number(tmp_path, monkeypatch, capsys):
     curves = {racer: {"0": [(0, 0.5), (demo.RACE_STEPS, 0.9)]} for racer in demo.RACERS}
     monkeypatch.setattr(cli_demo, "run_race", lambda seeds, workers: curves)
     monkeypatch.setattr(cli_demo, "score_models", lambda: SCORES)
     assert cli_demo.demo(tmp_path / "new" / "folder", workers=1) == 0
     path = tmp_path / "new" / "folder" / "demo.html"
-    assert path.read_text() == demo.page(curves, SCORES)
+    page = path.read_text()
+    assert page.count("<svg") == 2
+    assert page.count("0.850") == len(SCORES)
+    assert len(page) < 1_500_000
     assert path.as_uri() in capsys.readouterr().out
+    assert demo.page(curves, {}).count("<svg") == 1, "without trained models the race alone"

@@ -101,11 +101,7 @@ def test_the_source_and_its_mask_reach_the_model():
         ("images", {"inputs": replace(PATCHES, image=(3, 8, 8))}, r"inputs: the task has Patches\(image=\(1"),
         ("images", {"outputs": Classes(3)}, r"outputs: .*Classes\(count=10.* but the model Classes\(count=3"),
         ("tokens", {"encoder": replace(ENCODER, max_length=6)}, "source: the task has None but the model Tokens"),
-        (
-            "sequences",
-            {"encoder": replace(ENCODER, max_length=59)},
-            "model.encoder.max_length must be at least 60, the",
-        ),
+        ("sequences", {"encoder": replace(ENCODER, max_length=59)}, "model.encoder.max_length must be at least 60"),
         ("sequences", {"causal": False}, "the inputs of Maths hold its targets, so the model must have causal=True"),
         ("images", {"max_length": 8}, "model.max_length must be at least 9, the task's tokens, but is 8$"),
         ("tokens", {"outputs": Logits(4)}, r"outputs: the task has Classes\(count=4.* but the model Logits\(count=4"),

@@ -104,14 +104,14 @@ class Network:
         self.scaler.unscale_(self.optimiser)
         norm = None
         if train.clip is not None:
-            norm = self._clip_gradients(train.clip)
+            norm = self._gradient_norm(train.clip)
         self.scaler.step(self.optimiser)
         self.scaler.update()
         torch.clear_autocast_cache()  # within another autocast, that of a step keeps the casts of weights
         if not needs_metrics:
             return {}
         if norm is None:
-            norm = self._clip_gradients(None)
+            norm = self._gradient_norm(None)
         names = ["loss", *scores]
         totals = self.world.totals([loss, *(mean(torch.cat(values)) for values in scores.values())])
         row = {name: float(total) / self.world.size for name, total in zip(names, totals, strict=True)}
@@ -136,7 +136,7 @@ class Network:
             scores = self._metrics(outputs, piece)
         return loss.detach(), scores
 
-    def _clip_gradients(self, clip: float | None) -> Tensor:
+    def _gradient_norm(self, clip: float | None) -> Tensor:
         """The gradient norm over all processes; gradients of a larger norm than `clip` are scaled down to it."""
         norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         if self.is_sharded:

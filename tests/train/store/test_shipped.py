@@ -1,5 +1,6 @@
 """Trained models that come with polyhead: found by name, equal to their cards, downloaded if missing."""
 
+import pathlib
 import shutil
 
 import pytest
@@ -9,6 +10,7 @@ import polyhead as ph
 from polyhead.train import evaluate
 from polyhead.train.store import shipped
 from polyhead.train.store.files import Damaged
+from polyhead.train.store.folder import finished
 
 MODELS = shipped.MODELS
 NAME = "fuzzy-hyla-1"
@@ -57,6 +59,7 @@ def test_a_name_without_its_seed_is_that_of_the_lowest_and_a_folder_comes_before
     monkeypatch.setitem(MODELS, "fuzzy-hyla-0", MODELS[NAME])
     assert shipped.named("fuzzy-hyla") == "fuzzy-hyla-0"
     monkeypatch.chdir(tmp_path)
+    assert finished(pathlib.Path(NAME), MODELS[NAME]["digest"]) is None  # a run in a new folder of that name
     (tmp_path / NAME).mkdir()
     with pytest.raises(ValueError, match=r"fuzzy-hyla-1 holds no config\.json"):
         ph.load(NAME)
