@@ -15,6 +15,7 @@ from tiny_runs import interrupted
 
 import polyhead as ph
 from polyhead.train import read_config, run
+from polyhead.train.optimiser import AdamW
 
 
 def parameters(folder):
@@ -78,13 +79,13 @@ def test_mixed_precision(tiny, tmp_path, uninterrupted, precision):
 
 def test_parameters_that_are_not_finite_are_not_saved(tiny, tmp_path, at_step, monkeypatch):
     """The loss of step 10 is still fine, its update is not, and step 10 is saved."""
-    plain = torch.optim.AdamW.step
+    plain = AdamW.step
 
     def step(self, *args):
         plain(self, *args)
         self.param_groups[0]["params"][0].data.fill_(float("inf"))
 
-    at_step(9, lambda: monkeypatch.setattr(torch.optim.AdamW, "step", step))
+    at_step(9, lambda: monkeypatch.setattr(AdamW, "step", step))
     with pytest.raises(ValueError, match=r"parameters of tiny are not finite at step 10; the checkpoint of step 5 is"):
         run(tiny(tmp_path), progress=False)
 

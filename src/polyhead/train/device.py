@@ -115,7 +115,8 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
             yield device
     finally:
         torch.backends.cuda.matmul.fp32_precision = cuda_precision
-        torch.use_deterministic_algorithms(is_strict, warn_only=warns_only)
+        if config.deterministic:  # the call imports the compiler of torch, which takes seconds
+            torch.use_deterministic_algorithms(is_strict, warn_only=warns_only)
         torch.set_num_threads(num_threads)
         _busy.release()
 

@@ -9,6 +9,7 @@ t counts updates from 0, so with a warm-up the first update has lr 0.  `end` is 
 Whether a parameter decays depends on the type of its module, never on the parameter's name.
 """
 
+import inspect
 import math
 
 import torch
@@ -27,7 +28,15 @@ from polyhead.layers.symbols import PositionSymbols, RelativeSymbols, SymbolicAt
 FUSED = ("cpu", "cuda", "mps")  # devices with a fused AdamW
 
 
-def build(model: nn.Module, train: Train) -> torch.optim.AdamW:
+class AdamW(torch.optim.AdamW):
+    """AdamW without the wrappers around torch's own methods, which import its compiler: that takes seconds."""
+
+    add_param_group = inspect.unwrap(torch.optim.AdamW.add_param_group)
+    zero_grad = inspect.unwrap(torch.optim.AdamW.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
+def build(model: nn.Module, train: Train) -> AdamW:
     """AdamW with two parameter groups: with and without weight decay."""
     kinds = parameter_kinds(model)
     decayed: list[nn.Parameter] = []
@@ -42,7 +51,7 @@ def build(model: nn.Module, train: Train) -> torch.optim.AdamW:
             groups.append({"params": parameters, "weight_decay": strength})
     device = next(model.parameters()).device.type
     # `lr` is set before every update; 0 here makes a missing schedule obvious.
-    return torch.optim.AdamW(groups, lr=0.0, betas=train.betas, eps=train.eps, fused=device in FUSED)
+    return AdamW(groups, lr=0.0, betas=train.betas, eps=train.eps, fused=device in FUSED)
 
 
 def parameter_kinds(model: nn.Module) -> dict[str, str]:
