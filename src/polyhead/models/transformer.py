@@ -176,6 +176,7 @@ class Transformer(nn.Module):
         taps: list[Taps] | None = None,
         stream: list[Tensor] | None = None,
         lazy: bool = False,
+        outputs: bool = True,
     ) -> Float[Tensor, "b _ _"] | LazyLogits:
         """The outputs (b t c), or (b 1 c) for `Classes`.  `inputs` may be embeddings (b t m) in place of tokens.
 
@@ -191,8 +192,10 @@ class Transformer(nn.Module):
 
         `taps` collects one Taps per layer: with an encoder first its own, then self- and cross-attention of each layer,
         by name.  `stream` collects the input of each block, and last that of the outputs.  `lazy`: return `LazyLogits`,
-        which are never stored as a whole and compute their cross entropy and argmax.  Raises ValueError for shapes or
-        combinations of arguments that do not match.
+        which are never stored as a whole and compute their cross entropy and argmax.  Without `outputs` the result is
+        the stream (b t m) after the last norm.
+
+        Raises ValueError for shapes or combinations of arguments that do not match.
         """
         arguments = _BlockArguments(mask, positions, keep, encoded, source_mask, cu_seqlens, cache, stream)
         self._check(arguments, source, tail)
@@ -212,6 +215,8 @@ class Transformer(nn.Module):
             x = self.norm(x)
             if stream is not None:
                 stream.append(x)
+            if not outputs:
+                return x
             if lazy:
                 return self._lazy(x)
             if self._pools:

@@ -116,7 +116,7 @@ def test_several_sequences_in_one_row():
     with torch.no_grad():
         both = model(torch.cat((first, second), 1), position_ids=positions).logits
         assert_close(both, torch.cat((model(first).logits, model(second).logits), 1))
-        with refusing("PolyheadForCausalLM: sequences one after the other come in one row"):
+        with refusing("PolyheadForCausalLM: sequences one after the other must come in one row (1 t), without a cache"):
             model(tokens(2, 7), position_ids=positions.expand(2, -1))
         shifted = model(first, position_ids=torch.tensor([[2, 3, 4, 5]])).logits
         assert not torch.allclose(shifted, model(first).logits)
@@ -126,7 +126,10 @@ def test_several_sequences_in_one_row():
             ({"position_ids": positions + 1}, "must count from 0 in each of the sequences"),
             ({"position_ids": positions, "attention_mask": (indices < 6).long()}, "must come without padding"),
             ({"position_ids": positions[0]}, "position_ids must be (b|1 t) = (1, 7) but is (7,)"),
-            ({"position_ids": positions, "use_cache": True}, "one after the other must come without a cache"),
+            (
+                {"position_ids": positions, "use_cache": True},
+                "must come in one row (1 t), without a cache",
+            ),
             ({"cu_seq_lens_q": torch.tensor([0, 4, 7])}, "it takes no argument cu_seq_lens_q"),
             ({"attention_mask": 1 + (indices > 3)}, "attention_mask must be 1 at tokens and 0 at padding"),
         ):

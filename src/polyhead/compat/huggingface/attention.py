@@ -4,12 +4,11 @@
 
 Masks are those of SDPA.  Heads are only called as a module, so that wrappers (PEFT, torch.compile, FSDP) work.
 
-Relational heads read more than q, k and v.  Their attention module is a subclass (`with_symbols`) that passes the
-stream to the heads, and `RelationalInputs` in place of the cache.
+Relational heads read more than q, k and v.  A hook before their attention module (`pass_stream`) passes the stream to
+the heads, and to the module `RelationalInputs` in place of the cache.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -292,25 +291,14 @@ def check_options(module: nn.Module, options: Mapping[str, Any], mask: Tensor | 
         raise ValueError(f"polyhead: {name} needs position_ids that restart in each sequence, not only cu_seq_lens_q")
 
 
-class _Stream:
-    """Mixin of an attention module's class: it passes the stream to relational heads."""
-
-    polyhead: nn.Module
-    layer_idx: int
-    polyhead_stream = True
-
-    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-        cache = kwargs.get(CACHE_NAME)
-        num_cached = 0 if cache is None else int(cache.get_seq_length(self.layer_idx))
-        from_stream = self.polyhead(hidden_states, first=num_cached, positions=kwargs.get("position_ids"))
-        inputs = RelationalInputs(from_stream, cache, num_cached)
-        # The parent class calls `update` of what it takes for the cache, and so hands us its keys and values.
-        if cache is not None:
-            kwargs[CACHE_NAME] = inputs
-        return super().forward(hidden_states, *args, polyhead=inputs, **kwargs)  # type: ignore[misc]
-
-
-@functools.cache
-def with_symbols(kind: Any) -> Any:
-    """The subclass of an attention module's class that passes the stream to relational heads."""
-    return type(f"Polyhead{kind.__name__}", (_Stream, kind), {"__module__": __name__})
+def pass_stream(module: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """A hook before an attention module: it passes the stream to the module's relational heads."""
+    x = inputs[0] if inputs else options["hidden_states"]
+    cache = options.get(CACHE_NAME)
+    num_cached = 0 if cache is None else int(cache.get_seq_length(module.layer_idx))
+    from_stream = module.polyhead(x, first=num_cached, positions=options.get("position_ids"))
+    relational = RelationalInputs(from_stream, cache, num_cached)
+    # The module calls `update` of what it takes for the cache, and so hands us its keys and values.
+    if cache is not None:
+        options = {**options, CACHE_NAME: relational}
+    return inputs, {**options, "polyhead": relational}

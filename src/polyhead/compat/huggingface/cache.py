@@ -57,10 +57,10 @@ def select_cache(model: str, *caches: object) -> PolyheadCache | None:
 
     Raises ValueError for two, and for a cache of another kind.
     """
-    given = [cache for cache in caches if cache is not None]
-    if not given:
+    present = [cache for cache in caches if cache is not None]
+    if not present:
         return None
-    if len(given) > 1 or not isinstance(given[0], PolyheadCache):
-        kinds = " and ".join(type(cache).__name__ for cache in given)
+    if len(present) > 1 or not isinstance(present[0], PolyheadCache):
+        kinds = " and ".join(type(cache).__name__ for cache in present)
         raise ValueError(f"{model}: one PolyheadCache is taken, as cache or as past_key_values, but {kinds} came")
-    return given[0]
+    return present[0]

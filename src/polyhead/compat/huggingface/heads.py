@@ -13,13 +13,12 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from polyhead import config as configs
-from polyhead.compat.huggingface.attention import SOFTMAX, Heads, alone, attend, check_options, with_symbols
-from polyhead.compat.huggingface.calls import BY_LAYER, PREFIX, check_type, guard, mask, note
+from polyhead.compat.huggingface.attention import SOFTMAX, Heads, alone, attend, pass_stream
+from polyhead.compat.huggingface.calls import BY_LAYER, PREFIX, check_type, mask, note
 from polyhead.config import Hyla, Linear, Mechanism, Softmax, head_list
 from polyhead.layers.heads.groups import build
 
@@ -53,7 +52,6 @@ def register(*types: str) -> None:
     for name, function in functions.items():
         AttentionInterface.register(name, function)
         AttentionMaskInterface.register(name, mask)
-    guard()
     for name in (*TYPES, *types):
         if name in CONFIG_MAPPING or name in types:
             _classes(name)
@@ -67,7 +65,6 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
 
     `from_pretrained(folder, config=with_heads(...))` reads an ordinary checkpoint into such a model.
     """
-    register()
     # A single group, groups for every layer, or a list of groups for each layer.
     by_layer = [heads] if isinstance(heads, Mechanism) else list(heads)
     if all(isinstance(group, Mechanism) for group in by_layer):
@@ -92,7 +89,6 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for heads that do not match the model,
     which is then unchanged.
     """
-    register()
     config: Any = model.config
     groups = head_list("swap_heads", heads)
     indices = range(config.num_hidden_layers)
@@ -179,7 +175,7 @@ def _by_name(
 
 
 def _by_layer(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, Any]:
-    """Layers with our heads compute these; all others compute softmax attention by PyTorch's kernels."""
+    """Layers with our heads compute these; all others compute softmax attention."""
     config: Any = module.config
     groups: Any = config.polyhead_heads[module.layer_idx]
     heads: Any = getattr(module, "polyhead", None)
@@ -187,14 +183,10 @@ def _by_layer(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor,
     has_heads = heads is not None and any(isinstance(part, Heads) for part in heads.modules())
     if has_heads != (groups is not None):
         raise ValueError(f"polyhead: layer {module.layer_idx} must have the heads of its configuration, {groups}")
-    if has_heads:
-        name = ", ".join(f"{group['kind']}({group['heads']})" for group in groups)
-        return _by_name(name, heads, module, *tensors, **options)
-    if options.get("softcap") is not None or options.get("s_aux") is not None:  # "sdpa" would ignore them
+    if not has_heads:
         return _by_name("polyhead_softmax", alone(SOFTMAX), module, *tensors, **options)
-    note(module, "sdpa")
-    check_options(module, options, tensors[3] if len(tensors) > 3 else options.get("attention_mask"))
-    return sdpa_attention_forward(module, *tensors, **options)
+    name = ", ".join(f"{group['kind']}({group['heads']})" for group in groups)
+    return _by_name(name, heads, module, *tensors, **options)
 
 
 @functools.cache
@@ -239,6 +231,5 @@ def _attention(model: nn.Module, layer: int) -> Any:
 def _put(attention: Any, heads: Heads) -> None:
     """Put heads into an attention module."""
     attention.polyhead = heads.train(attention.training)
-    if len(heads.symbols) and not hasattr(type(attention), "polyhead_stream"):
-        kind: Any = type(attention)
-        attention.__class__ = with_symbols(kind)
+    if len(heads.symbols) and pass_stream not in attention._forward_pre_hooks.values():
+        attention.register_forward_pre_hook(pass_stream, with_kwargs=True)

@@ -77,15 +77,11 @@ def place_tokens(
         all_real = mask.all()
         require(all_real | ~is_unordered, f"{model}: sequences one after the other must come without padding")
         restarts = restarts & all_real
-    if cache is not None:
-        require(~restarts, f"{model}: sequences one after the other must come without a cache")
-    elif b != 1:
-        require(~restarts, f"{model}: sequences one after the other come in one row (1 t), but {b} came")
-    elif not is_readable(restarts):
+    if cache is not None or b != 1:
+        require(~restarts, f"{model}: sequences one after the other must come in one row (1 t), without a cache")
+    elif not is_readable(restarts) or restarts.any():
         # Recorded code does not know whether it is packed: the positions may also be those of one sequence.
         return mask, position_ids, sequence_edges(model, position_ids, restarts[0])
-    elif restarts.any():
-        return None, None, sequence_edges(model, position_ids, restarts[0])
     return mask, position_ids, None
 
 

@@ -105,58 +105,6 @@ class PolyheadModel(transformers.PreTrainedModel):
         outputs = self.model.outputs
         return outputs if isinstance(outputs, TiedOutput) else getattr(outputs, "linear", None)
 
-    def _read(
-        self, arguments: tuple[Any, ...], *known: str, tail: int | None = None, lazy: bool = False
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Our transformer's output for tokens or embeddings, and further fields of transformers' outputs: the cache,
-        the stream before each block and the final one, and the latent codes of all pairs (b h t s).
-
-        `arguments`: those of `forward`; `cache` and `past_key_values` are the third.  `tail`: only the last positions.
-        `lazy`: the stream after the last norm in place of the outputs.  Raises ValueError for options that are not
-        `known`, unless they are None or False.
-        """
-        name = type(self).__name__
-        input_ids, attention_mask, caches, inputs_embeds, position_ids, options = arguments
-        cache = select_cache(name, *caches)
-        if options.pop("use_cache", None) and cache is None:
-            cache = PolyheadCache(len(self.model.blocks))
-        states: list[Tensor] | None = [] if options.pop("output_hidden_states", None) else None
-        taps: list[Taps] | None = [] if options.pop("output_attentions", None) else None
-        for option, value in options.items():
-            if option not in known and value is not None and value is not False:
-                raise ValueError(f"{name}: it takes no argument {option}")
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError(f"{name}: give input_ids (b t) or inputs_embeds (b t m)")
-        inputs = inputs_embeds if input_ids is None else input_ids
-        mask, positions, cu_seqlens = place_tokens(name, inputs, attention_mask, position_ids, cache)
-        # A requested stream must be complete, and so must packed sequences: then the tail is cut out afterwards.
-        is_cut = tail is not None and states is None and cu_seqlens is None
-        stream = [] if lazy and states is None else states
-        result = self.model(
-            inputs,
-            mask=mask,
-            positions=positions,
-            cu_seqlens=cu_seqlens,
-            tail=min(tail or 0, inputs.shape[1]) if is_cut else None,
-            cache=None if cache is None else cache.memory,
-            taps=taps,
-            stream=stream,
-            lazy=lazy,
-        )
-        if lazy and stream is not None:
-            result = stream[-1]
-        if tail is not None:
-            result = result[:, -tail:]
-        fields: dict[str, Any] = {CACHE_NAME: cache}
-        if states is not None:
-            fields["hidden_states"] = tuple(states)
-        if taps is not None:
-            codes = []
-            for layer in taps:
-                codes.append(torch.cat([group.code() for group in layer.groups], dim=1))
-            fields["attentions"] = tuple(codes)
-        return result, fields
-
     @can_return_tuple
     def forward(
         self,
@@ -167,12 +115,51 @@ class PolyheadModel(transformers.PreTrainedModel):
         *,
         cache: transformers.Cache | None = None,
         position_ids: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
         **options: Any,
     ) -> Any:
-        """The inputs are those of `PolyheadForCausalLM`."""
-        caches, lazy = (cache, past_key_values), not isinstance(self.model.outputs, nn.Identity)  # of `base_model`
-        arguments = input_ids, attention_mask, caches, inputs_embeds, position_ids, options
-        x, fields = self._read(arguments, lazy=lazy)
+        """The stream for tokens or embeddings; on request the cache, hidden states, and latent codes of all pairs.
+
+        `attention_mask` (b s), s counting the tokens in the cache, too, is 0 at padding.  `cache` is also called
+        `past_key_values`.  `position_ids` (b|1 t) are by default the number of real tokens before each.  Where those of
+        one row (1 t) without padding restart at 0, another packed sequence begins.
+
+        Raises ValueError for a mask that contradicts the cache, for packed sequences with a cache or padding, and for
+        other arguments, unless they are None or False.
+        """
+        name = type(self).__name__
+        for option, value in options.items():
+            if value is not None and value is not False:
+                raise ValueError(f"{name}: it takes no argument {option}")
+        present = [inputs for inputs in (input_ids, inputs_embeds) if inputs is not None]
+        if len(present) != 1:
+            raise ValueError(f"{name}: give input_ids (b t) or inputs_embeds (b t m)")
+        cached = select_cache(name, cache, past_key_values)
+        if use_cache and cached is None:
+            cached = PolyheadCache(len(self.model.blocks))
+        mask, positions, cu_seqlens = place_tokens(name, present[0], attention_mask, position_ids, cached)
+        stream: list[Tensor] | None = [] if output_hidden_states else None
+        taps: list[Taps] | None = [] if output_attentions else None
+        x = self.model(
+            present[0],
+            mask=mask,
+            positions=positions,
+            cu_seqlens=cu_seqlens,
+            cache=None if cached is None else cached.memory,
+            taps=taps,
+            stream=stream,
+            outputs=False,
+        )
+        fields: dict[str, Any] = {CACHE_NAME: cached}
+        if stream is not None:
+            fields["hidden_states"] = tuple(stream)
+        if taps is not None:
+            codes = []
+            for layer in taps:
+                codes.append(torch.cat([group.code() for group in layer.groups], dim=1))
+            fields["attentions"] = tuple(codes)
         return BaseModelOutputWithPast(last_hidden_state=x, **fields)
 
 
@@ -226,20 +213,15 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (b t c), and with `labels` (b t; -100: not scored) the mean loss of each next token.
 
-        `attention_mask` (b s), s counting the tokens in the cache, too, is 0 at padding.  `cache` is also called
-        `past_key_values`.  `position_ids` (b|1 t) are by default the number of real tokens before each.  Where those of
-        one row (1 t) without padding restart at 0, another packed sequence begins.
-
-        Raises ValueError for a mask that contradicts the cache, for packed sequences with a cache or padding, and for
-        other arguments.
+        Other arguments are those of `PolyheadModel`.
         """
-        tail = logits_to_keep if isinstance(logits_to_keep, int) and logits_to_keep > 0 else None
-        caches = cache, past_key_values
-        arguments = input_ids, attention_mask, caches, inputs_embeds, position_ids, options
-        logits, fields = self._read(arguments, *LOSS_OPTIONS, tail=tail)
-        if isinstance(logits_to_keep, Tensor):  # indices of tokens; an integer is a number of last tokens
-            logits = logits[:, logits_to_keep]
-        loss = None if labels is None else self._loss(logits, labels, options)
+        loss_options = {name: options.pop(name) for name in LOSS_OPTIONS if name in options}
+        options |= {"cache": cache, "position_ids": position_ids, "return_dict": True}
+        fields = dict(super().forward(input_ids, attention_mask, past_key_values, inputs_embeds, **options))
+        # A number of last tokens (0: all of them), or the indices of tokens.
+        rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.model.outputs(fields.pop("last_hidden_state")[:, rows])
+        loss = None if labels is None else self._loss(logits, labels, loss_options)
         return CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
 
     def _loss(self, logits: Tensor, labels: Tensor, options: dict[str, Any]) -> Tensor:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from polyhead.compat.torch_mha.module import MultiheadAttention
 from polyhead.compat.torch_mha.replace import around
@@ -43,8 +43,7 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
             twin = around(module, None, device="meta")
         twin.record = taps.append
         twin.forward(*args, **kwargs)
-        last = taps.pop()
-        taps.append(replace(_detached(last), groups=tuple(map(_detached, last.groups)), name=name))
+        taps.append(replace(taps.pop(), name=name))
 
     was_fused = torch.backends.mha.get_fastpath_enabled()
     hooks = []
@@ -62,8 +61,3 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     if not taps:
         raise ValueError(f"capture: {type(model).__name__} called no nn.MultiheadAttention")
     return taps
-
-
-def _detached(taps: Any) -> Any:
-    """Taps without the parameters' gradients."""
-    return replace(taps, **{name: x.detach() for name, x in vars(taps).items() if isinstance(x, Tensor)})
