@@ -81,7 +81,7 @@ class GroupTaps:
             raise ValueError(f"GroupTaps: {self.kind} heads have no relations beside their code")
         k_rel = share(self.k_rel, self.q_rel.shape[2])
         if self.kind == "relational":
-            return relations(self.q_rel, k_rel, relation_act=self.relation_act, mask=self.mask, causal=self.causal)
+            return relations(self.q_rel, k_rel, relation_act=self.relation_act, **self._masks.by_name())
         # Each head has its own relations, scaled by p^(-1/2); a softmax over them must not count hidden keys.
         related = relate(inner(self.q_rel, k_rel, k_rel.shape[-1] ** -0.5), self.relation_act, self.visible())
         return related.to(k_rel.dtype)
