@@ -10,8 +10,8 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 GROUPS = ("tasks", "mechanisms", "recipes")
 """The sorts of extensions."""
@@ -52,6 +52,17 @@ def added(sort: str) -> dict[str, object]:
     """All registered extensions of a sort, by name, also those of modules of POLYHEAD_IMPORT."""
     _bring_from_environment()
     return dict(_ADDED[sort])
+
+
+def with_added(sort: str, definitions: Mapping[str, Any], caller: str) -> dict[str, Any]:
+    """The `definitions` of polyhead and those of users, by name.  With one name for two, a command would take one
+    without a word: it raises ValueError, which begins with `caller`."""
+    others = added(sort)
+    for name, other in others.items():
+        if name.lower() in map(str.lower, definitions):
+            text = f"{name!r} is a {sort[:-1]} of polyhead; give {kind_of(other)} another name"
+            raise ValueError(f"{caller}: {text}")
+    return {**others, **definitions}
 
 
 # -------------------------------------------------------------------------------------------------------------- finding

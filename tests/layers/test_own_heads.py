@@ -116,8 +116,7 @@ def test_heads_in_a_word_are_trained_saved_and_found_again(cosine, tmp_path, mon
     command += " --train.steps 2 --train.warmup 0 --train.batch-size 2 --train.eval-batches 1"
     assert main(["list", "mechanisms", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)[-1]["mechanism"] == "Cosine"
-    monkeypatch.setitem(ph.recipes.RECIPES, "parity-hyla", sys.modules["parity_heads.recipes"].parity_hyla)
-    monkeypatch.setattr("polyhead.papers.recipes.every", lambda: ph.recipes.RECIPES)
+    ph.register(sys.modules["parity_heads.recipes"].parity_hyla)
     assert main(command.split()) == 0
     written = json.loads((tmp_path / "run" / "config.json").read_text())["model"]["heads"]
     assert [group["kind"] for group in written] == ["parity_heads.heads:Cosine", "Hyla"]

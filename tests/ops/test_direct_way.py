@@ -15,7 +15,7 @@ from polyhead.ops.native import library
 
 OURS = f"{PACKAGE}/"
 OUTPUT_AND_NETWORK = r"ops/|layers/|models/(?!build)|cli/output|train/(messages|progress|tracking)"
-MAX_FRAMES, MAX_FILES, MAX_FILES_TO_AN_UPDATE = 7, 10, 21
+MAX_FRAMES, MAX_FILES, MAX_FILES_TO_AN_UPDATE = 7, 10, 20
 
 
 def traced(action, end, left_out="nothing"):

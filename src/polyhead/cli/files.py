@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from polyhead.spec.shapes import one_of
 
@@ -85,13 +85,10 @@ def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
     4
     """
     from polyhead.config.mechanisms import MECHANISMS
-    from polyhead.extensions import added, kind_of
+    from polyhead.extensions import with_added
 
-    kinds: dict[str, type[Mechanism]] = {kind.__name__.lower(): kind for kind in MECHANISMS}
-    for name, kind in added("mechanisms").items():
-        if name.lower() in kinds:
-            raise ValueError(f"{caller}: {name!r} is a mechanism of polyhead; give {kind_of(kind)} another name")
-        kinds[name.lower()] = cast("type[Mechanism]", kind)
+    mechanisms = with_added("mechanisms", {kind.__name__: kind for kind in MECHANISMS}, caller)
+    kinds: dict[str, type[Mechanism]] = {name.lower(): kind for name, kind in mechanisms.items()}
     groups = []
     for word in text.replace("+", ",").split(","):
         name, colon, count = word.strip().partition(":")

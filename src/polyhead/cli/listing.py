@@ -78,10 +78,11 @@ def write_records(records: "Records", title: str, *, folders: bool = False) -> N
 # ------------------------------------------------------------------------------------------------------------ the lists
 def recipes() -> list[Row]:
     """The recipes of single runs, those of users first."""
-    from polyhead.papers.recipes import MINUTES, STUDIES, every
+    from polyhead.extensions import with_added
+    from polyhead.papers.recipes import MINUTES, RECIPES, STUDIES
 
     rows: list[Row] = []
-    for name, recipe in every().items():
+    for name, recipe in with_added("recipes", RECIPES, "recipes").items():
         if name not in STUDIES:
             rows.append({"recipe": name, "core minutes": _minutes(MINUTES.get(name)), "summary": _summary(recipe)})
     return rows

@@ -183,7 +183,8 @@ def training_options() -> Any:
 # ---------------------------------------------------------------------------------------------------- recipes and files
 def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = ()) -> tuple[list["Run"], str]:
     """Return the runs of a recipe or a file, and the help text.  `outer`: the files that start from it."""
-    from polyhead.papers.recipes import SINGLE, STUDIES, default_scale, every
+    from polyhead.extensions import with_added
+    from polyhead.papers.recipes import RECIPES, SINGLE, STUDIES, default_scale
 
     if scale is not None and recipe not in STUDIES | SINGLE:
         names = ", ".join(SINGLE)
@@ -194,7 +195,7 @@ def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = 
             return resolve(verb, name, None, (*outer, recipe))[0]
 
         return [files.read_run(recipe, resolve_base, outer)], f"Train the run in {recipe}."
-    recipes = every()
+    recipes = with_added("recipes", RECIPES, "recipes")
     name = one_of(f"polyhead {verb}", "recipe", recipe, recipes)
     if scale is None and name in STUDIES:
         scale = default_scale(name)

@@ -6,7 +6,6 @@ Each docstring gives the paper, the command, the time and the expected score.
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from typing import cast
 
 from polyhead import extensions
 from polyhead.analysis.labels import with_field
@@ -48,17 +47,8 @@ class Recipes(dict[str, Recipe]):
     """Recipes by name: ours, and those that users registered."""
 
     def __missing__(self, name: str) -> Recipe:
-        recipes = every()
+        recipes = extensions.with_added("recipes", self, "recipes")
         return recipes[one_of("recipes", "recipe", name, recipes)]
-
-
-def every() -> dict[str, Recipe]:
-    """Our recipes and those of others.  With one name for two of them, a command would train one without a word."""
-    others = cast(dict[str, Recipe], extensions.added("recipes"))
-    for name in RECIPES.keys() & others.keys():
-        kind = extensions.kind_of(others[name])
-        raise ValueError(f"recipes: {name!r} is a recipe of polyhead; give {kind} another name")
-    return {**others, **RECIPES}
 
 
 # Name on the command line -> recipe. A figure's recipe takes a scale; the default is `default_scale`.
