@@ -202,8 +202,6 @@ def _classes(model_type: str) -> tuple[type, type]:
     AutoConfig.register(f"{PREFIX}{model_type}", holder)
     AutoModelForCausalLM.register(holder, network)
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[f"{PREFIX}{model_type}"] = network.__name__  # the Trainer smooths shifted labels
-    # pickle and `getattr(transformers, name)` look a class up by its module and name.
-    globals().update({holder.__name__: holder, network.__name__: network})
     return holder, network
 
 

@@ -6,8 +6,6 @@
 ([110, 195, 169], 'né')
 """
 
-from typing import Any
-
 import tokenizers
 import transformers
 from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -28,16 +26,15 @@ def tokenizer_of(codec: Bytes | Subwords, *, max_length: int | None = None) -> t
     else:
         rust = tokenizers.Tokenizer.from_str(codec.text)
         end = None if codec.end is None else rust.id_to_token(codec.end)
-    options: dict[str, Any] = {"model_input_names": ["input_ids", "attention_mask"], "padding_side": "left"}
-    if end is not None:
-        options |= {"eos_token": end, "pad_token": end}
-    if max_length is not None:
-        options["model_max_length"] = max_length
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=rust,
         clean_up_tokenization_spaces=False,
         split_special_tokens=isinstance(codec, Subwords),  # "<|endoftext|>" in a text is no token
-        **options,
+        model_input_names=["input_ids", "attention_mask"],
+        model_max_length=max_length,
+        padding_side="left",
+        eos_token=end,
+        pad_token=end,
     )
 
 
