@@ -33,6 +33,8 @@ assert main(["--help"]) == 0
 without("help", "torch", "jax", "numpy", "sklearn")
 import polyhead.config
 without("the configuration", "torch", "jax", "numpy", "yaml")
+import polyhead.scale.sweep.engines.slurm
+without("a job of Slurm, beside its worker", "torch", "jax", "yaml")
 """
 WITH_TORCH = """
 import sys, torch

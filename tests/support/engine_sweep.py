@@ -1,13 +1,13 @@
-"""A sweep in a process of its own, as engines change the process that they run in.
+"""Sweeps on a real local Ray in a process of their own, because a cluster changes the process that starts it.
 
-    python engine_sweep.py FOLDER ENGINE RUN.json ...     prints the outcomes as JSON, or the line of the error
+    python engine_sweep.py FOLDER RUN.json ... LONG.json
 
-`ENGINE`: local, ray, slurm; ray-CPUS and ray-gpus-GPUS ask for resources; ray@ADDRESS names a cluster.  With STOP=1 in
-the environment the sweep gets a Ctrl-C when its first run has written its first row.
+It trains the runs, starts a long run that it stops by Ctrl-C when its first row is written, and asks for resources that
+no machine has.  It prints as JSON: the outcomes, or the line of an error, of each of these three sweeps.
 """
 
 import json
-import os
+import pathlib
 import sys
 
 import dies_once  # noqa: F401  (a task of a user)
@@ -15,9 +15,7 @@ import dies_once  # noqa: F401  (a task of a user)
 from polyhead import config
 from polyhead.scale.sweep import Failure
 from polyhead.scale.sweep.engines import Resources
-from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.engines.ray import Ray
-from polyhead.scale.sweep.engines.slurm import Slurm
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.tasks import KINDS
@@ -31,36 +29,27 @@ def stop_at_first_row(screen):
         raise KeyboardInterrupt
 
 
-def engine_of(name):
-    if name == "local":
-        return Local()
-    if name == "slurm":
-        return Slurm(cluster="local")
-    if name.startswith("ray@"):
-        return Ray(name.removeprefix("ray@"))
-    if name.startswith("ray-gpus-"):
-        return Ray("local", Resources(gpus=float(name.removeprefix("ray-gpus-"))))
-    if name.startswith("ray-"):
-        return Ray("local", Resources(cpus=int(name.removeprefix("ray-"))))
-    return Ray("local")
-
-
 def described(outcome):
     if isinstance(outcome, Failure):
         return {"name": outcome.name, "code": outcome.code, "error": outcome.error}
     return {"name": outcome.name, "folder": str(outcome.folder), "scores": outcome.scores}
 
 
-def main():
-    folder, engine, *paths = sys.argv[1:]
-    runs = [config.load(path, KINDS) for path in paths]
-    if os.environ.get("STOP"):
-        SweepScreen.update = stop_at_first_row
+def swept(runs, folder, engine):
     try:
-        outcomes = sweep(runs, folder, workers=2, engine=engine_of(engine))
-        print(json.dumps([described(outcome) for outcome in outcomes]))
+        return [described(outcome) for outcome in sweep(runs, folder, workers=2, engine=engine)]
     except (ValueError, Interrupted) as error:
-        print(json.dumps(str(error)))
+        return str(error)
+
+
+def main():
+    folder = pathlib.Path(sys.argv[1])
+    *runs, long = [config.load(path, KINDS) for path in sys.argv[2:]]
+    said = [swept(runs, folder, Ray("local"))]
+    SweepScreen.update = stop_at_first_row
+    said.append(swept([long], folder, Ray("local")))
+    said.append(swept([long], folder, Ray("local", Resources(gpus=64))))
+    print(json.dumps(said))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 
 from polyhead.config import Run
 from polyhead.scale.sweep.engines import Engine, ExitCode, start_process, worker_environment
-from polyhead.train.device import pick_device
 
 
 class Local(Engine):
@@ -28,6 +27,8 @@ class Local(Engine):
         if hasattr(os, "sched_getaffinity"):
             cores = len(os.sched_getaffinity(0))
         if workers is None:
+            from polyhead.train.device import pick_device  # imports torch, which the job of a cluster does without
+
             workers = max(1, min(cores, len(runs)))
             # On an accelerator, workers would take each other's memory.
             if any(pick_device(run.device).type != "cpu" for run in runs):
