@@ -11,6 +11,7 @@ from run_folders import rows
 
 import polyhead as ph
 from polyhead.train import launch
+from polyhead.train.__main__ import main
 
 WAIT = """
 import sys
@@ -54,13 +55,11 @@ def test_a_process_says_for_whom_it_waits_and_ctrl_c_ends_it(folder, rank, other
         ({"RANK": "one"}, "the environment variable RANK must be an integer but is 'one'"),
     ],
 )
-def test_a_wrong_launcher_variable_is_one_line(folder, changes, error):
-    with open(folder / "log", "w+") as log:
-        command = [sys.executable, "-c", WAIT, str(folder)]
-        process = forked.Process(command, stdout=log, stderr=log, env=environment(0, **changes))
-        assert process.wait() == 2
-        log.seek(0)
-        assert error in log.read()
+def test_a_wrong_launcher_variable_is_one_line(folder, monkeypatch, capsys, changes, error):
+    for name, value in environment(0, **changes).items():
+        monkeypatch.setenv(name, value)
+    assert main([str(folder), "--quiet"]) == 2
+    assert error in capsys.readouterr().err
 
 
 def test_an_empty_launcher_variable_is_an_absent_one(tiny, tmp_path, monkeypatch):
