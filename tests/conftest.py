@@ -13,6 +13,7 @@ import signal
 import zlib
 
 import pytest
+import submitit  # noqa: F401  (imported later, it would close handlers of absl, and these the output of pytest)
 import torch
 import torch.utils._device
 from poison import poisoned

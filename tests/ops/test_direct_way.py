@@ -12,6 +12,7 @@ from scripts import PACKAGE, ROOT
 from polyhead import ops
 from polyhead.cli import main
 from polyhead.ops.native import library
+from polyhead.train.optimiser import AdamW
 
 OURS = f"{PACKAGE}/"
 OUTPUT_AND_NETWORK = r"ops/|layers/|models/(?!build)|cli/output|train/(messages|progress|tracking)"
@@ -56,7 +57,7 @@ def test_the_files_of_ours_before_the_first_update_are_those_of_the_table(tmp_pa
     def update(optimiser):
         raise ValueError("here it ends")
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", update)
+    monkeypatch.setattr(AdamW, "step", update)
     words = ["train", "fuzzy-softmax", "--train.batch-size", "2", "--folder", str(tmp_path), "--device", "cpu"]
     files, frames = traced(lambda: main(words), update.__code__, OUTPUT_AND_NETWORK)
     table = (ROOT / "docs" / "design.md").read_text().partition("## From `polyhead train")[2].partition("Output is")[0]
