@@ -102,14 +102,17 @@ def test_a_changed_task_changes_the_lengths_of_the_model(recipe_name, words, mod
 
 @pytest.mark.usefixtures("recipe")
 def test_a_finished_run_is_trained_again_only_with_again(capsys):
-    save(small(threads=1), "mine.json")
+    save(small(threads=1, deterministic=True), "mine.json")
     checkpoint = pathlib.Path("here/checkpoint.safetensors")
     ask(capsys, "train mine.json --folder here --seed 2")
     assert read_config("here").seed == 2
     written = checkpoint.stat().st_mtime_ns
     ask(capsys, "train mine.json --folder here --seed 2")
+    result = read_result("here")
     pathlib.Path("here/result.json").unlink()
     assert "small: 4 steps" in ask(capsys, "resume here --device cpu")
+    assert read_result("here").scores == result.scores
+    assert read_config("here").deterministic
     assert checkpoint.stat().st_mtime_ns == written
     ask(capsys, "train here/config.json --again")
     assert checkpoint.stat().st_mtime_ns > written

@@ -31,6 +31,14 @@ def test_the_board_draws_a_bar_for_each_score_between_guessing_and_one():
     assert "0.60" in printed(cli_demo.race_board(curves)), "the mean is over the networks that have begun"
 
 
+@pytest.mark.parametrize("racer", demo.RACERS)
+def test_racers_have_the_heads_that_their_names_say(racer):
+    config = demo.race_model(racer, demo.RelationalGames(demo.GAME))
+    kinds = [type(group).__name__.lower() for group in config.heads]
+    assert " + ".join(kinds) == racer.removesuffix(", rotary positions")
+    assert sum(group.heads for group in config.heads) == 4
+
+
 @pytest.fixture
 def initialisers(monkeypatch):
     """The race in threads: what its worker processes would begin with."""

@@ -83,21 +83,23 @@ def test_ctrl_c_saves_every_worker(long, tmp_path, monkeypatch):
 
 
 def test_ray(tiny, dying, long, tmp_path):
-    """One cluster loses a worker alone, saves after Ctrl-C, and refuses what no machine has."""
+    """One cluster loses a worker and a diverged run alone, saves after Ctrl-C, and refuses what no machine has."""
     paths = []
-    for run in (dying, tiny("unused", name="fine"), long):
+    for run in (tiny("unused", name="bad", lr=1e38, warmup=0), dying, tiny("unused", name="fine"), long):
         paths.append(str(tmp_path / f"{run.name}.json"))
         config.save(run, paths[-1])
     command = [sys.executable, engine_sweep.__file__, str(tmp_path / "runs"), *paths]
     environment = {**os.environ, "RAY_worker_niceness": "0"}  # else other tests, not so nice, leave its workers no core
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert process.returncode == 0, process.stderr
-    (killed, result), stopped, refused = json.loads(process.stdout.splitlines()[-1])
+    (diverged, killed, result), stopped, refused = json.loads(process.stdout.splitlines()[-1])
     assert re.fullmatch(r"sweep: a run needs 64 GPU; the largest machine of Ray has \d+", refused)
+    assert (diverged["name"], diverged["code"]) == ("bad", 2)
+    assert diverged["error"].startswith("train: the loss of bad is nan at step 2")
     assert (killed["name"], killed["code"], killed["error"]) == ("tiny", -9, "killed by signal 9")
     assert result["name"] == "fine"
     assert stopped == STOPPED
-    assert process.stderr.count(": started") == 3
+    assert process.stderr.count(": started") == 4
     check_resumed(dying, tmp_path)
     check_stopped(long, tmp_path)
 
