@@ -31,7 +31,7 @@ def test_generation_is_the_same_with_and_without_a_cache(name, beams):
     assert torch.equal(model.generate(ids, **options), model.generate(ids, use_cache=False, **options))
 
 
-@pytest.mark.parametrize("name", ["swapped", "swapped relational", "by name"])
+@pytest.mark.parametrize("name", MODELS)
 def test_prompt_lookup_finds_the_greedy_tokens(name):
     model, ids = MODELS[name](), tokens(1, 4).repeat(1, 3)
     assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=3, **GREEDY), model.generate(ids, **GREEDY))
@@ -53,5 +53,5 @@ def test_no_argument_is_swallowed(name):
         model(ids, kv_store=torch.ones(1))
     model(ids, kv_store=None, output_router_logits=False)  # which mean nothing
     cache = hf.model.PolyheadCache(2)
-    with refusing(f"{name}: one PolyheadCache is taken, as cache or as past_key_values, but"):
+    with refusing(f"{name}: cache and past_key_values are the same argument, but both came"):
         model(ids, cache=cache, past_key_values=cache)

@@ -1,4 +1,4 @@
-"""`nn.MultiheadAttention` after `replace`: it is copied and pickled, and it has second derivatives."""
+"""`nn.MultiheadAttention` after `replace`: for FX still one node, and it has second derivatives."""
 
 import copy
 import pickle
@@ -30,6 +30,16 @@ class Vision(nn.Module):
         return (x + y).mean(1)
 
 
+def test_symbolic_trace_has_one_node_for_our_attention_as_for_pytorchs():
+    model, x = Vision().eval(), torch.randn(2, 5, 12)
+    nodes = [(node.op, node.target) for node in fx.symbolic_trace(model).graph.nodes]
+    expected = model(x)
+    replace(model)
+    traced = fx.symbolic_trace(model)
+    assert [(node.op, node.target) for node in traced.graph.nodes] == nodes
+    assert_close(traced(x), expected, rtol=1e-5, atol=1e-6)
+
+
 def test_a_replaced_model_is_still_copied_and_pickled():
     model, x = Vision().eval(), torch.randn(2, 5, 12)
     replace(model, MIXED)
@@ -38,11 +48,7 @@ def test_a_replaced_model_is_still_copied_and_pickled():
     assert torch.equal(attention(x, x, x)[0], model.attention(x, x, x)[0])
 
 
-def test_symbolic_tracing_is_refused():
-    model = Vision()
-    replace(model)
-    with pytest.raises(fx.proxy.TraceError):
-        fx.symbolic_trace(model)
+def test_our_own_layer_and_ops_are_refused_in_one_line():
     with refusing("MultiHeadAttention: x must be a Tensor (b t m) but is a Proxy"):
         fx.symbolic_trace(nn.Sequential(ph.MultiHeadAttention(12, MIXED)))
     with refusing("hyla: q must be a Tensor (b t h d) but is a Proxy"):

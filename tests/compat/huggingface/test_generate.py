@@ -90,14 +90,34 @@ def test_what_each_step_computes():
     assert_close(chosen, model(tokens(2, 5)).logits[:, [0, 3]])
 
 
-def test_the_cache_gives_no_token_back():
-    """Neither for prompt lookup nor for an assistant, and nothing that it inherits does less than it says."""
-    with refusing("PolyheadCache: tokens stay in the cache, so there is no prompt lookup and no assistant"):
-        generate(make("dual"), tokens(1, 4), prompt_lookup_num_tokens=3)
-    cache = PolyheadCache(2)
-    for call in (cache.reset, lambda: cache.batch_repeat_interleave(2)):
-        with pytest.raises(AttributeError):
-            call()
+def test_guessed_tokens_are_removed_from_the_cache():
+    """Prompt lookup guesses some tokens and crops the cache where it was wrong; sums cannot be cropped."""
+    ids = tokens(1, 4).repeat(1, 3)
+    expected = ph.generate(make("dual").model, ids, steps=STEPS, temperature=0.0)
+    assert generate(make("dual"), ids, prompt_lookup_num_tokens=3)[:, 12:].tolist() == expected
+    for name in ("sums", "window"):
+        # In the words of transformers or, before 5.24, in ours.
+        with pytest.raises(ValueError, match=r"can be cropped|some heads keep a sum of earlier tokens, or"):
+            generate(make(name), ids, prompt_lookup_num_tokens=3)
+
+
+def test_the_cache():
+    model, cache, sums = make("softmax"), PolyheadCache(2), PolyheadCache(2)
+    cache.batch_repeat_interleave(2)  # nothing yet
+    ids = tokens(2, 6)
+    with torch.no_grad():
+        model(ids, **{CACHE: cache})
+        assert (len(cache), cache.get_seq_length(), cache.batch_size, cache.is_croppable) == (2, 6, 2, True)
+        assert cache.get_mask_sizes(3) == (9, 0)
+        cache.crop(-2)
+        cache.batch_repeat_interleave(2)
+        rows = torch.tensor([0, 0, 1, 1])
+        assert_close(model(ids[rows, 4:], **{CACHE: cache}).logits, model(ids[rows]).logits[:, 4:])
+        cache.batch_select_indices(torch.tensor([3]))
+        expected = model(torch.cat((ids[1:], ids[1:, :1]), 1)).logits[:, -1:]
+        assert_close(model(ids[1:, :1], **{CACHE: cache}).logits, expected)
+        make("sums")(ids[:1, :2], **{CACHE: sums})
+    assert not sums.is_croppable  # although there are as many heads as tokens
 
 
 def test_positions_are_counted_from_the_first_real_token():
@@ -116,7 +136,7 @@ def test_several_sequences_in_one_row():
     with torch.no_grad():
         both = model(torch.cat((first, second), 1), position_ids=positions).logits
         assert_close(both, torch.cat((model(first).logits, model(second).logits), 1))
-        with refusing("PolyheadForCausalLM: sequences one after the other must come in one row (1 t), without a cache"):
+        with refusing("PolyheadForCausalLM: sequences one after the other come in one row"):
             model(tokens(2, 7), position_ids=positions.expand(2, -1))
         shifted = model(first, position_ids=torch.tensor([[2, 3, 4, 5]])).logits
         assert not torch.allclose(shifted, model(first).logits)
@@ -126,10 +146,7 @@ def test_several_sequences_in_one_row():
             ({"position_ids": positions + 1}, "must count from 0 in each of the sequences"),
             ({"position_ids": positions, "attention_mask": (indices < 6).long()}, "must come without padding"),
             ({"position_ids": positions[0]}, "position_ids must be (b|1 t) = (1, 7) but is (7,)"),
-            (
-                {"position_ids": positions, "use_cache": True},
-                "must come in one row (1 t), without a cache",
-            ),
+            ({"position_ids": positions, "use_cache": True}, "one after the other must come without a cache"),
             ({"cu_seq_lens_q": torch.tensor([0, 4, 7])}, "it takes no argument cu_seq_lens_q"),
             ({"attention_mask": 1 + (indices > 3)}, "attention_mask must be 1 at tokens and 0 at padding"),
         ):

@@ -137,10 +137,7 @@ def test_sizes_are_those_of_the_transformer():
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (
-            {"cache": transformers.DynamicCache()},
-            "as cache or as past_key_values, but DynamicCache came",
-        ),
+        ({"cache": transformers.DynamicCache()}, "the cache must be a PolyheadCache but is a DynamicCache"),
         ({"attention_mask": torch.ones(1, 4)}, "attention_mask must be (b s) = (1, 3), the tokens before included, bu"),
     ],
 )

@@ -27,6 +27,26 @@ def test_the_loss_is_that_of_the_next_tokens():
     assert model(ids, labels=labels).loss == COUNT
 
 
+@pytest.mark.parametrize("items", [None, 0, 8])
+def test_a_batch_without_labels_adds_nothing(items):
+    """A mean over no label is 0 / 0, and one such micro-batch made the loss of a whole step NaN."""
+    model, ids = make(), tokens(2, 6)
+    labels = torch.full_like(ids, -100)
+    labels[:, 0] = ids[:, 0]  # of no next token
+    options = {} if items is None else {"num_items_in_batch": torch.tensor(items)}
+    loss = model(ids, labels=labels, **options).loss
+    loss.backward()
+    assert loss == 0
+    assert all((p.grad == 0).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_nan_is_not_hidden():
+    model, ids = make(), tokens(2, 6)
+    with torch.no_grad():
+        next(model.parameters()).fill_(torch.nan)
+    assert model(ids, labels=ids).loss.isnan()
+
+
 def test_the_balance_of_experts_is_part_of_the_loss_in_training_only():
     """In accumulated batches it counts once."""
     model, ids = make(feedforward=ph.Experts(2, 1, 8, balance=3.0)), tokens(3, 6)

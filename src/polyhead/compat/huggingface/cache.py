@@ -1,5 +1,8 @@
 """Our cache with the interface that `GenerationMixin` of transformers needs."""
 
+from typing import Any
+
+import torch
 import transformers
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
@@ -16,51 +19,91 @@ class PolyheadCache(transformers.Cache):
     >>> cache = PolyheadCache(2)
     >>> len(cache), cache.get_seq_length()
     (2, 0)
-
-    It has no `layers` of the library.  So an inherited method that is not defined here is an AttributeError.
     """
 
-    is_compileable = False
-    is_croppable = False
-    __repr__ = object.__repr__
+    _is_user_defined = False  # the library's mark of a cache that the caller of `generate` gave
 
     def __init__(self, layers: int) -> None:
+        super().__init__(layers=[])
         self.memory = Cache(layers)
 
     def __len__(self) -> int:
         return len(self.memory)
 
     @property
+    def is_croppable(self) -> bool:
+        """Whether every layer stores each token separately, and all of them."""
+        for layer in self.memory:
+            for name, tensor in layer._kept.items():
+                is_sum = isinstance(name, tuple) and name[-1] == "state"
+                if is_sum or tensor.ndim < 2 or tensor.shape[1] != layer.length:
+                    return False
+        return True
+
+    @property
     def is_linear(self) -> list[bool]:
         """False for every layer: `generate` slices the tokens that a cache holds off the prompt."""
         return [False] * len(self)
+
+    @property
+    def batch_size(self) -> int:
+        """Number of sequences; -1 while the cache is empty."""
+        return max(layer.batch for layer in self.memory) or -1
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens, padding included."""
         return self.memory[layer_idx].length
 
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """-1: no limit of its own."""
+        return -1
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
+        """Length and offset of the mask for `query_length` new tokens."""
+        return self.memory.length + int(query_length), 0
+
+    def reset(self) -> None:
+        """Empty the cache."""
+        self.memory = Cache(len(self.memory))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Keep the rows `indices`, in that order.  Raises ValueError as `Cache.reorder` does."""
+        self.memory.reorder(indices)
+
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep the rows `beam_idx`, in that order.  Raises ValueError as `Cache.reorder` does."""
+        """The same, for beams."""
         self.memory.reorder(beam_idx)
 
-    def activate_past_recording(self) -> None:
-        """Raise ValueError: prompt lookup and assistants guess tokens, and no cached token can be removed."""
-        raise ValueError("PolyheadCache: tokens stay in the cache, so there is no prompt lookup and no assistant")
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times, adjacent to each other."""
+        self.memory.reorder(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Raise ValueError, too."""
-        self.activate_past_recording()
+        """Remove the last tokens; their number is given as a negative number.
+
+        Raises ValueError if a layer stores a sum over tokens (linear heads) or only the last tokens (a window).
+        """
+        if tokens_to_remove > 0:
+            raise ValueError(f"PolyheadCache: crop takes minus the number of tokens but {tokens_to_remove} came")
+        if tokens_to_remove == 0 or not self.memory.length:
+            return
+        if not self.is_croppable:
+            line = "some heads keep a sum of earlier tokens, or only the last: none can be removed"
+            raise ValueError(f"PolyheadCache: {line}")
+        length = self.memory.length + tokens_to_remove
+        for layer in self.memory:
+            layer._kept = {name: tensor[:, :length] for name, tensor in layer._kept.items()}
+            if layer.real is not None:
+                layer.real = layer.real[:, :length]
+            layer.length = length
 
 
-def select_cache(model: str, *caches: object) -> PolyheadCache | None:
-    """The cache among `cache` and `past_key_values`, its names of today and of before; at most one may be given.
-
-    Raises ValueError for two, and for a cache of another kind.
-    """
-    present = [cache for cache in caches if cache is not None]
-    if not present:
-        return None
-    if len(present) > 1 or not isinstance(present[0], PolyheadCache):
-        kinds = " and ".join(type(cache).__name__ for cache in present)
-        raise ValueError(f"{model}: one PolyheadCache is taken, as cache or as past_key_values, but {kinds} came")
-    return present[0]
+def select_cache(model: str, cache: object, past_key_values: object) -> PolyheadCache | None:
+    """The cache, under its name of today or of before.  Raises ValueError for a cache of another kind."""
+    if cache is not None and past_key_values is not None:
+        raise ValueError(f"{model}: cache and past_key_values are the same argument, but both came")
+    if cache is None:
+        cache = past_key_values
+    if cache is not None and not isinstance(cache, PolyheadCache):
+        raise ValueError(f"{model}: the cache must be a PolyheadCache but is a {type(cache).__name__}")
+    return cache

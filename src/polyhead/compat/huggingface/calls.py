@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import sdpa_mask
 
 from polyhead.layers.taps import looking
+from polyhead.ops.readable import is_readable
 
 PREFIX = "polyhead_"
 """The names of our heads as `attn_implementation` begin with it, and so do model types that hold them."""
@@ -72,6 +73,10 @@ def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
     name = getattr(config, "_attn_implementation", None)
     if is_polyhead(name):  # a configuration may get a name of ours behind the model's back
         check_type(type(config).__name__, config.model_type, name)
+    # Recorded code has no numbers of the padding yet, so the mask must be made whatever they are.
+    padding = options.get("attention_mask")
+    if padding is not None and not torch.compiler.is_compiling() and not is_readable(padding):
+        options["allow_is_causal_skip"] = False  # transformers would read the padding under vmap and in make_fx
     return sdpa_mask(*sizes, config=config, **options)
 
 

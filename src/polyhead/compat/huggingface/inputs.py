@@ -1,8 +1,8 @@
 """Masks and positions in the conventions of transformers, as our transformer takes them.
 
 transformers marks padding by zeros of `attention_mask`, and packs several sequences into one row whose `position_ids`
-restart at 0.  Eager code reads these numbers.  torch.compile and torch.export make the same decisions as tensors, and
-assert what eager code raises.
+restart at 0.  Eager code reads these numbers.  Code that is recorded (torch.compile, torch.export, make_fx,
+torch.jit.trace, vmap) makes the same decisions as tensors, and asserts what eager code raises.
 """
 
 import torch
@@ -14,9 +14,16 @@ from polyhead.ops.readable import is_readable
 
 
 def require(condition: Tensor, message: str) -> None:
-    """Raise ValueError unless all entries are True; recorded code raises RuntimeError when it runs."""
-    if torch.jit.is_tracing():  # it drops what has no result, this check too
-        raise ValueError(f"{message}, which torch.jit.trace cannot check")
+    """Raise ValueError unless all entries are True; recorded code raises RuntimeError when it runs.
+
+    `torch.jit.trace` drops what has no result, this check too, so there it raises ValueError at once.
+    """
+    if torch.jit.is_tracing():
+        raise ValueError(f"{message}, which torch.jit.trace cannot check: give Boolean masks or use torch.export")
+    if not torch.compiler.is_compiling():
+        # Under vmap the tensor inside the wrapper has the numbers of all samples.
+        while torch._C._functorch.is_functorch_wrapped_tensor(condition):
+            condition = torch._C._functorch.get_unwrapped(condition)
     if not is_readable(condition):
         torch._assert_async(condition.all(), message)
     elif not condition.all():
@@ -77,11 +84,15 @@ def place_tokens(
         all_real = mask.all()
         require(all_real | ~is_unordered, f"{model}: sequences one after the other must come without padding")
         restarts = restarts & all_real
-    if cache is not None or b != 1:
-        require(~restarts, f"{model}: sequences one after the other must come in one row (1 t), without a cache")
-    elif not is_readable(restarts) or restarts.any():
+    if cache is not None:
+        require(~restarts, f"{model}: sequences one after the other must come without a cache")
+    elif b != 1:
+        require(~restarts, f"{model}: sequences one after the other come in one row (1 t), but {b} came")
+    elif not is_readable(restarts):
         # Recorded code does not know whether it is packed: the positions may also be those of one sequence.
         return mask, position_ids, sequence_edges(model, position_ids, restarts[0])
+    elif restarts.any():
+        return None, None, sequence_edges(model, position_ids, restarts[0])
     return mask, position_ids, None
 
 

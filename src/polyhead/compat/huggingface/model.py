@@ -139,6 +139,11 @@ class PolyheadModel(transformers.PreTrainedModel):
         cached = select_cache(name, cache, past_key_values)
         if use_cache and cached is None:
             cached = PolyheadCache(len(self.model.blocks))
+        # What an argument does not say, the configuration does.
+        if output_hidden_states is None:
+            output_hidden_states = getattr(self.config, "output_hidden_states", False)
+        if output_attentions is None:
+            output_attentions = getattr(self.config, "output_attentions", False)
         mask, positions, cu_seqlens = place_tokens(name, present[0], attention_mask, position_ids, cached)
         stream: list[Tensor] | None = [] if output_hidden_states else None
         taps: list[Taps] | None = [] if output_attentions else None
@@ -194,8 +199,14 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
         self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
     ) -> None:
         """Use our cache instead of the library's default."""
-        if generation_config.use_cache is not False and model_kwargs.get(CACHE_NAME) is None:
-            model_kwargs[CACHE_NAME] = PolyheadCache(len(self.model.blocks))
+        caches = model_kwargs.pop("cache", None), model_kwargs.pop("past_key_values", None)
+        cache = select_cache(type(self).__name__, *caches)
+        if cache is not None:
+            cache._is_user_defined = True
+        elif generation_config.use_cache is not False:
+            cache = PolyheadCache(len(self.model.blocks))
+        if cache is not None:
+            model_kwargs[CACHE_NAME] = cache
 
     @can_return_tuple
     def forward(
@@ -225,18 +236,21 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, **fields)
 
     def _loss(self, logits: Tensor, labels: Tensor, options: dict[str, Any]) -> Tensor:
-        """The loss by `loss_function`, and in training the load-balance loss of experts."""
+        """The loss by `loss_function`, 0 if no label is scored, and in training the load-balance loss of experts."""
+        shifted = options.get("shift_labels")
+        num_scored = ((labels[..., 1:] if shifted is None else shifted) != -100).sum()
+        # The losses of several batches are added up, each divided by the labels of all.  So is the balance of experts.
+        balance_share: Tensor | float = 1.0
+        if options.get("num_items_in_batch") is not None:
+            options["num_items_in_batch"] = torch.as_tensor(options["num_items_in_batch"]).clamp(min=1)
+            balance_share = num_scored / options["num_items_in_batch"]
         # The library chooses the loss by the class and the configuration; a user may have set another.
         loss: Tensor = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **options)
-        if not self.training:
-            return loss
-        balance, num_items = self.model.auxiliary_loss(), options.get("num_items_in_batch")
-        # The losses of several batches are added up, each divided by the labels of all.  So is the balance of experts.
-        if num_items is not None:
-            shifted = options.get("shift_labels")
-            compared = labels[..., 1:] if shifted is None else shifted
-            balance = balance * (compared != -100).sum() / num_items
-        return loss + balance
+        # A mean over no label is 0 / 0, but a micro-batch without labels adds nothing.
+        loss = torch.where(num_scored > 0, loss, 0.0)
+        if self.training:
+            loss = loss + balance_share * self.model.auxiliary_loss()
+        return loss
 
 
 # By this table the Trainer knows whose labels to shift when it smooths them.

@@ -83,6 +83,8 @@ class MultiheadAttention(MultiHeadAttention):
         self.bias_k, self.bias_v, self.add_zero_attn = None, None, False
         # False stops PyTorch's layers from using their fused kernel; in_proj_weight shows whether weights are joint.
         self._qkv_same_embed_dim = False
+        # torch.fx, and feature extractors built on it, do not trace into modules of torch.nn, nor into this one.
+        self.__module__ = nn.MultiheadAttention.__module__
         self.record: Callable[[Taps], None] | None = None  # gets the taps of each call, for `capture`
 
     def _build_maps(self, output_width: int, bias: bool, placement: Placement) -> None:
@@ -175,7 +177,9 @@ class MultiheadAttention(MultiHeadAttention):
     def _batch_first(self, x: Tensor) -> Tensor:
         """(b t m) from an input, which may be (t b m), or (t m) for one sequence."""
         if x.is_nested:
-            raise ValueError(f"{NAME}: padded tensors are wanted, no nested ones: set enable_nested_tensor=False")
+            raise ValueError(
+                f"{NAME}: padded tensors are wanted, but a nested one came: set enable_nested_tensor=False"
+            )
         if x.ndim == 2:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
