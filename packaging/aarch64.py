@@ -21,7 +21,7 @@ COMPILER = "aarch64-linux-gnu-g++"
 RELEASE = "bookworm"
 """Debian 12, with Python 3.11."""
 PACKAGES = "python3,libstdc++6,libgomp1,zlib1g,libexpat1,libffi8,libssl3,libbz2-1.0,liblzma5"
-NEEDED = "numpy einops jaxtyping msgspec safetensors pyyaml filelock typing_extensions sympy mpmath networkx jinja2"
+NEEDED = "numpy jaxtyping msgspec safetensors pyyaml filelock typing_extensions sympy mpmath networkx jinja2"
 NEEDED += " markupsafe fsspec wadler_lindig rich tyro markdown_it_py mdurl pygments docstring_parser typeguard"
 NEEDED += " torch==2.10.0"
 PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_17_aarch64", "manylinux2014_aarch64")

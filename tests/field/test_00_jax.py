@@ -19,7 +19,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from polyhead import jaxside
 from polyhead.jaxside import tiles
 
-assert not {"torch", "flax", "haiku", "einops"} & set(sys.modules)
+assert not {"torch", "flax", "haiku"} & set(sys.modules)
 tiles.TILE = 3
 arrays = jnp.asarray(np.random.default_rng(0).normal(size=(3, 4, 5, 2, 3)), jnp.float32)
 

@@ -15,7 +15,7 @@ HEADS = {
     "softmax": {"heads": ph.Softmax(4)},
     "mixture": {"heads": (ph.Softmax(2), ph.Hyla(2))},
     "sums": {"heads": ph.Linear(4)},
-    "places": {"heads": (ph.Softmax(2), ph.Relational(2, symbols=ph.PositionSymbols()))},
+    "places": {"heads": (ph.Softmax(1), ph.Hyla(1), ph.Relational(2, symbols=ph.PositionSymbols()))},
     "neighbours": {"heads": (ph.Softmax(2), ph.Relational(2, symbols=ph.RelationalSymbols()))},
     "window": {"heads": ph.Hyla(4), "window": 3},
     "learned": {"heads": ph.Hyla(4), "positions": ph.Learned()},
@@ -24,8 +24,8 @@ HEADS = {
 }
 
 
-def model_of(name):
-    return ours(max_length=32, **HEADS[name]).double()
+def model_of(name, layers=2):
+    return ours(max_length=32, layers=layers, **HEADS[name]).double()
 
 
 @pytest.mark.parametrize("name", HEADS)
@@ -57,15 +57,14 @@ def test_turns_are_one_pass(name, position_kind):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("name", ["mixture", "places"])
 @torch.no_grad()
-def test_an_eager_first_turn_and_compiled_steps(name):
+def test_an_eager_first_turn_and_compiled_steps():
     torch._dynamo.reset()
-    model = model_of(name)
+    model = model_of("places", layers=1)
     expected = model(IDS, attention_mask=MASK).logits
-    run = torch.compile(model, backend="eager")
+    run = torch.compile(model, backend="eager", fullgraph=True)
     cache = model(IDS[:, :3], attention_mask=MASK[:, :3], use_cache=True)[CACHE]
-    for first, last in ((3, 5), (5, 6), (6, 7)):
+    for first, last in ((3, 5), (5, 6)):
         logits = run(IDS[:, first:last], attention_mask=MASK[:, :last], **{CACHE: cache}).logits
         real = MASK[:, first:last].bool()
         assert_close(logits[real], expected[:, first:last][real])

@@ -4,7 +4,6 @@ values or classes."""
 from typing import Unpack
 
 import torch
-from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -99,7 +98,8 @@ class PatchInput(nn.Module):
                 f"Transformer: floating images (b, {expected}) (b c height width) were wanted but {got} came"
             )
         p, q = self.patch
-        pixels = rearrange(images, "b c (row p) (column q) -> b (row column) (p q c)", p=p, q=q)
+        patches = images.unflatten(3, (-1, q)).unflatten(2, (-1, p))  # (b c row p column q)
+        pixels = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (b t p*q*c)
         x = self.norm_out(self.linear(self.norm(pixels)))
         if self.class_token is None:
             return x

@@ -35,17 +35,22 @@ def match(settings: M, target: int, *, field: str, tolerance: float = 0.01) -> M
 
     Raises ValueError if no width comes that near.
     """
-    # `low` is too small (or 0), `high` is large enough.
-    low, high = 0, 1
-    while parameters(resized(settings, field, high)) < target and high < LARGEST_WIDTH:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        if parameters(resized(settings, field, middle)) < target:
+
+    def count(width: int) -> int:
+        return parameters(resized(settings, field, width))
+
+    low, high = 1, 8
+    while count(high) < target and high < LARGEST_WIDTH:
+        low, high = high, 8 * high
+    while high - low > 1 and count(low) < target < count(high):
+        # The count of a transformer is linear in the width, so the line through both ends meets the target.
+        middle = low + (target - count(low)) * (high - low) // (count(high) - count(low))
+        middle = min(max(middle, low + 1), high - 1)
+        if count(middle) < target:
             low = middle
         else:
             high = middle
-    counts = {width: parameters(resized(settings, field, width)) for width in (low, high) if width}
+    counts = {width: count(width) for width in (low, high)}
     nearest = min(counts, key=lambda width: abs(counts[width] - target))
     if abs(counts[nearest] - target) > tolerance * target:
         tried = ", ".join(f"{field} {width} has {count:,}" for width, count in counts.items())

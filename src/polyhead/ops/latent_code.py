@@ -16,7 +16,6 @@ from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
-from einops import einsum
 from jaxtyping import Float
 from torch import Tensor
 
@@ -25,9 +24,6 @@ from polyhead.ops.precision import casting
 from polyhead.ops.readable import is_cheap_to_read
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
 from polyhead.spec.shapes import check_masks, one_of, shaped
-
-for _example in (torch.zeros(1), torch.nn.Parameter(torch.zeros(1))):
-    einsum(_example, "one -> one")  # at a later first use einops would make torch.compile recompile
 
 
 # -------------------------------------------------------------------------------------------------- activations, dtypes
@@ -164,8 +160,8 @@ def inner(q: Tensor, k: Tensor, factor: float | Tensor) -> Tensor:
     # Queries of bfloat16 times a factor would be rounded again, and rms over few heads amplifies that where all scores
     # are near 0.  In float16 products without the factor may overflow.
     if q.dtype == torch.bfloat16:
-        return wide(einsum(q, k, "b t h d, b s h d -> b h t s")) * factor
-    return wide(einsum(q * factor, k, "b t h d, b s h d -> b h t s"))
+        return wide(torch.einsum("b t h d, b s h d -> b h t s", q, k)) * factor
+    return wide(torch.einsum("b t h d, b s h d -> b h t s", q * factor, k))
 
 
 def with_bias(scores: Tensor, bias: Tensor | None, visible: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -261,8 +257,8 @@ def by_offset(code: Tensor) -> Tensor:
 def retrieve(code: Tensor, symbols: Tensor) -> Tensor:
     """(b t h e): the sum of symbols, by key or by offset, weighted by (b h t s) codes."""
     if symbols.ndim == 4:
-        return einsum(code, share(symbols, code.shape[1]), "b h t s, b s h e -> b t h e")
-    return einsum(by_offset(code), share(symbols[None], code.shape[1])[0], "b h t n, n h e -> b t h e")
+        return torch.einsum("b h t s, b s h e -> b t h e", code, share(symbols, code.shape[1]))
+    return torch.einsum("b h t n, n h e -> b t h e", by_offset(code), share(symbols[None], code.shape[1])[0])
 
 
 def retrieved_and_related(call: AttentionCall) -> list[Tensor]:
@@ -272,7 +268,7 @@ def retrieved_and_related(call: AttentionCall) -> list[Tensor]:
     # Visibility is computed once, for the scores and for the relations.
     a = drop(code(call), call.keep)
     rel = relations(q_rel, k_rel, relation_act=call.act, mask=call.masks.mask)
-    return [retrieve(a, call.symbols), einsum(a, rel, "b h t s, b r t s -> b t h r")]
+    return [retrieve(a, call.symbols), torch.einsum("b h t s, b r t s -> b t h r", a, rel)]
 
 
 # --------------------------------------------------------------------------------------------------------------- checks

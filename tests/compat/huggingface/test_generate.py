@@ -164,7 +164,7 @@ def test_a_mask_that_contradicts_the_cache():
             cache, positions = PolyheadCache(2), (first_mask.cumsum(1) - 1).clamp(min=0)
             options = {CACHE: cache, "use_cache": True}
             model(ids[:, :5], attention_mask=first_mask[:, :5], position_ids=positions[:, :5], **options)
-            with refusing("PolyheadForCausalLM: attention_mask must be as before at the 5 "):
+            with refusing("PolyheadForCausalLM: attention_mask must be as before at the tokens in the cache"):
                 model(ids[:, 5:], attention_mask=second_mask, position_ids=positions[:, 5:], **options)
             y = model(ids[:, 5:], attention_mask=first_mask, position_ids=positions[:, 5:], **options).logits
             assert_close(y, model(ids, attention_mask=first_mask, position_ids=positions).logits[:, 5:])

@@ -110,7 +110,7 @@ def check_padding(model: str, attention_mask: Tensor, cache: PolyheadCache | Non
     agrees = real[:, layer.gone : num_cached]
     if layer.real is not None:
         agrees = agrees == layer.real[:, : agrees.shape[1]]
-    require(agrees, f"{model}: attention_mask must be as before at the {num_cached} tokens in the cache")
+    require(agrees, f"{model}: attention_mask must be as before at the tokens in the cache")
     return real
 
 

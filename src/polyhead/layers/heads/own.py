@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any, Protocol, Unpack, runtime_checkable
 
 import torch
-from einops import einsum
 from torch import Tensor, nn
 
 from polyhead.config import Mechanism
@@ -74,4 +73,4 @@ def attend(heads: OwnHeads, q: Tensor, k: Tensor, v: Tensor, *, keep: Tensor | N
     user_function = getattr(heads.mechanism, "attend", None)
     if user_function is not None:
         return user_function(heads, q, share(k, h), share(v, h), keep=keep, **limits)
-    return einsum(drop(code(heads, q, k, **limits), keep), share(v, h), "b h t s, b s h e -> b t h e")
+    return torch.einsum("b h t s, b s h e -> b t h e", drop(code(heads, q, k, **limits), keep), share(v, h))

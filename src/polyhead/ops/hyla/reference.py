@@ -7,7 +7,7 @@
 with a_hij the rms over heads of the scores.  Schug et al. 2024, "Attention as a hypernetwork", eq. 6; eq. 10 (deep).
 """
 
-from einops import einsum
+import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
@@ -20,9 +20,9 @@ def reference(call: AttentionCall) -> Tensor:
     a = drop(code(call), call.keep)
     v = share(call.v, call.q.shape[2])
     # Contiguous: with mixed layouts the gradient of phi takes 40 times as long as this copy.
-    z = phi(einsum(a, v, "b h t s, b s h e -> b t s e").contiguous())
+    z = phi(torch.einsum("b h t s, b s h e -> b t s e", a, v).contiguous())
     if call.value_weight is not None:
         # Two operands at a time: for three, PyTorch chooses an order by the sizes, which an export then has fixed.
-        z_by_head = einsum(call.value_weight, z, "h f e, b t s e -> b t s h f")
-        z = phi(einsum(a, z_by_head, "b h t s, b t s h f -> b t s f"))
-    return einsum(a, z, "b h t s, b t s e -> b t h e")
+        z_by_head = torch.einsum("h f e, b t s e -> b t s h f", call.value_weight, z)
+        z = phi(torch.einsum("b h t s, b t s h f -> b t s f", a, z_by_head))
+    return torch.einsum("b h t s, b t s e -> b t h e", a, z)

@@ -12,7 +12,6 @@ inexact for a short sequence after a long one.
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, rearrange
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, sequence_of
@@ -63,7 +62,7 @@ def step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, scale: float | N
 
 
 def _state(k: Tensor, v: Tensor) -> Tensor:
-    return einsum(wide(k), wide(v), "b s g d, b s g e -> b g d e")
+    return torch.einsum("b s g d, b s g e -> b g d e", wide(k), wide(v))
 
 
 def _read(q: Tensor, states: Tensor) -> Tensor:
@@ -75,19 +74,21 @@ def _full(q: Tensor, state: Tensor) -> Tensor:
     """Every query's product with one state."""
     groups = q.unflatten(2, (state.shape[1], -1)).permute(0, 2, 3, 1, 4)  # (b g r t d)
     out = _read(groups.flatten(2, 3), state).unflatten(2, groups.shape[2:4])
-    return rearrange(out, "b g r t e -> b t (g r) e")
+    return out.permute(0, 3, 1, 2, 4).flatten(2, 3)  # (b t h e)
 
 
 def _chunks(x: Tensor, chunk: int, groups: int) -> Tensor:
     """(b t h d) as (b g n (h/g t) d): n chunks of t rows, padded with zeros."""
     # Not F.pad: when it pads nothing, its gradient has other strides than torch.compile expects.
     x = torch.cat((x, x.new_zeros(x.shape[0], -x.shape[1] % chunk, *x.shape[2:])), 1)
-    return rearrange(x, "b (n t) (g r) d -> b g n r t d", t=chunk, g=groups).flatten(3, 4).contiguous()
+    x = x.unflatten(2, (groups, -1)).unflatten(1, (-1, chunk))  # (b n t g r d)
+    return x.permute(0, 3, 1, 4, 2, 5).flatten(3, 4).contiguous()
 
 
 def _rows(x: Tensor, chunk: int, t: int) -> Tensor:
     """The inverse of `_chunks`."""
-    return rearrange(x.unflatten(3, (-1, chunk)), "b g n r t e -> b (n t) (g r) e")[:, :t]
+    x = x.unflatten(3, (-1, chunk)).permute(0, 2, 4, 1, 3, 5)  # (b n t g r e)
+    return x.flatten(1, 2).flatten(2, 3)[:, :t]
 
 
 def _own(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ def _from_other_chunks(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, readers
     `readers` (n t) are the queries that see them, `keys` (m t) the keys that they see.
     """
     steps = wide(k).masked_fill(~keys.unsqueeze(-1), 0).mT @ wide(v)
-    states = einsum(visible.to(steps.dtype), steps, "n m, b g m d e -> b g n d e")
+    states = torch.einsum("n m, b g m d e -> b g n d e", visible.to(steps.dtype), steps)
     heads_per_group = q.shape[3] // readers.shape[1]
     readers = readers.repeat(1, heads_per_group).unsqueeze(-1)
     return _read(q.masked_fill(~readers, 0), states)

@@ -8,7 +8,7 @@ other than identity are the ablations of its table A1.  Recurrent form (`linear_
 al. 2020, eq. 16 to 20 (no feature map here).
 """
 
-from einops import einsum
+import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
@@ -18,4 +18,4 @@ from polyhead.ops.latent_code import act as activation, code, drop, share
 def reference(call: AttentionCall) -> Tensor:
     """The parallel equation, literally."""
     v = activation(call.act)(share(call.v, call.q.shape[2]))
-    return einsum(drop(code(call), call.keep), v, "b h t s, b s h e -> b t h e")
+    return torch.einsum("b h t s, b s h e -> b t h e", drop(code(call), call.keep), v)

@@ -11,7 +11,6 @@ equations are ours.  "pair" with the sum is HYLA, eq. 6.
 """
 
 import torch
-from einops import einsum, rearrange
 from jaxtyping import Float
 from torch import Tensor
 
@@ -37,14 +36,14 @@ def reference(call: AttentionCall) -> Tensor:
     visible, a = visible_pairs(call), drop(code(call), call.keep)
     if call.network == "sequence":
         return sequence_network(call, a, visible)
-    u = einsum(a, share(call.v, call.q.shape[2]), "b h t s, b s h e -> b t s e")
-    u, a = rearrange(u, "b t s e -> b 1 t s e"), rearrange(a, "b h t s -> b h t s 1")
+    u = torch.einsum("b h t s, b s h e -> b t s e", a, share(call.v, call.q.shape[2]))
+    u, a = u[:, None], a[..., None]  # (b 1 t s e), (b h t s 1)
     if call.network == "query":
         u = pooled(u, call.pool, any_head(visible))
         # The code of a query is what pooling leaves of the codes of its pairs.
         a = rms_heads(wide(pooled(a, call.pool, visible))).to(a.dtype)
         visible = None
-    return rearrange(pooled(a * activation(call.act)(u), call.pool, visible), "b h t 1 e -> b t h e")
+    return pooled(a * activation(call.act)(u), call.pool, visible).squeeze(3).transpose(1, 2)
 
 
 def sequence_network(call: AttentionCall, a: Tensor, visible: Tensor | None) -> Tensor:
@@ -59,9 +58,9 @@ def sequence_network(call: AttentionCall, a: Tensor, visible: Tensor | None) -> 
 
     # The first layer mixes the heads' operations, and the code is the second layer, too.
     v = share(call.v, call.q.shape[2])
-    mixed = einsum(a * sequence_code[..., 0], v, "b h t s, b s h e -> b t s e")
+    mixed = torch.einsum("b h t s, b s h e -> b t s e", a * sequence_code[..., 0], v)
     hidden = activation(call.act)(pooled(mixed[:, None], call.pool, any_head(visible)))
-    return rearrange(sequence_code * hidden, "b h t 1 e -> b t h e")
+    return (sequence_code * hidden).squeeze(3).transpose(1, 2)
 
 
 def pooled(x: Tensor, pool: str, visible: Tensor | None) -> Tensor:

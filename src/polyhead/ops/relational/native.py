@@ -6,7 +6,6 @@ Autograd differentiates the map from relations to a head's output.  Altabaa and 
 from dataclasses import replace
 
 import torch
-from einops import einsum
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, Masks
@@ -43,7 +42,7 @@ def combine(call: AttentionCall, outputs: Outputs) -> Tensor:
     """The output (b t h e) from the sums over symbols and over relations."""
     retrieved, related = outputs[0].to(call.q.dtype), outputs[1].to(call.q.dtype)
     # W acts on sums over keys, not on pairs, so PyTorch multiplies by it afterwards.
-    return retrieved + einsum(call.relation_map, related, "h e r, b t h r -> b t h e")
+    return retrieved + torch.einsum("h e r, b t h r -> b t h e", call.relation_map, related)
 
 
 def examples() -> list[AttentionCall]:

@@ -7,7 +7,7 @@ The features of the senders are never retrieved; only their relations to the rec
 "Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
 """
 
-from einops import einsum
+import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
@@ -17,4 +17,4 @@ from polyhead.ops.latent_code import retrieved_and_related
 def reference(call: AttentionCall) -> Tensor:
     """The equation, literally."""
     retrieved, related = retrieved_and_related(call)
-    return retrieved + einsum(call.relation_map, related, "h e r, b t h r -> b t h e")
+    return retrieved + torch.einsum("h e r, b t h r -> b t h e", call.relation_map, related)

@@ -9,7 +9,6 @@ Lafferty 2024 (arXiv 2405.16727), with the identity.
 from dataclasses import replace
 
 import torch
-from einops import einsum
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
@@ -52,5 +51,5 @@ def forward(call: AttentionCall) -> Tensor:
     for part in values.split(WIDTH, dim=-1):
         sums.append(fused_attention(replace(call, v=part)))
     retrieved = torch.cat(sums, -1)
-    related = einsum(retrieved[..., e:].unflatten(3, (-1, p)), q_rel * p**-0.5, "b t h r p, b t r p -> b t h r")
-    return retrieved[..., :e] + einsum(call.relation_map, related, "h e r, b t h r -> b t h e")
+    related = torch.einsum("b t h r p, b t r p -> b t h r", retrieved[..., e:].unflatten(3, (-1, p)), q_rel * p**-0.5)
+    return retrieved[..., :e] + torch.einsum("h e r, b t h r -> b t h e", call.relation_map, related)

@@ -7,7 +7,7 @@ softcap) (Gemma team 2024, "Gemma 2", section 2).  With `sinks`, the softmax run
 and value 0 (OpenAI 2025, "gpt-oss model card", section 2.2).
 """
 
-from einops import einsum
+import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
@@ -23,4 +23,4 @@ def unsupported_extras(call: AttentionCall) -> str | None:
 
 def reference(call: AttentionCall) -> Tensor:
     """The equation, literally."""
-    return einsum(drop(code(call), call.keep), share(call.v, call.q.shape[2]), "b h t s, b s h e -> b t h e")
+    return torch.einsum("b h t s, b s h e -> b t h e", drop(code(call), call.keep), share(call.v, call.q.shape[2]))
