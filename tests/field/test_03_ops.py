@@ -122,6 +122,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", LIMITS)
 @pytest.mark.parametrize(("op", "impl"), PAIRS)
 @pytest.mark.parametrize("transform", EAGER)

@@ -31,7 +31,7 @@ def without_pictures(monkeypatch):
 
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("figure", REDRAWN)
-def test_committed_results_are_drawn_again_to_the_last_digit(figure, tmp_path, monkeypatch):
+def test_committed_results_are_drawn_again(figure, tmp_path, monkeypatch):
     """Claims with their parts, rows and numbers of real runs.  Without baselines, which take minutes."""
     measured = outcome._baseline_scores
 

@@ -11,14 +11,23 @@ from refusals import refusing
 from reported import TASK, fabricate, folders, run_of, small, written
 
 import polyhead as ph
+from polyhead.analysis import canvas
 from polyhead.pages.report import results, runs, writer as report
 from polyhead.pages.report.section import Draft
 from polyhead.tasks import RelationalGames
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch):
+def _small(monkeypatch, request):
+    """Drawing takes most of the time: only tests that look at a figure, with the fixture `drawn`, have any."""
     small(monkeypatch)
+    if "drawn" not in request.fixturenames:
+        monkeypatch.setattr(canvas, "svg", lambda figure, name: "<svg ></svg>")
+
+
+@pytest.fixture
+def drawn():
+    """The figures of a page are drawn."""
 
 
 # ------------------------------------------------------------------------------------------------------------- numbers
@@ -36,7 +45,7 @@ def test_a_row_has_the_means_and_errors_over_networks(tmp_path, values, cells):
     assert ("softmax-0: r2 on compositional is not finite" in page.words) == math.isnan(values[0])
 
 
-def test_baselines_and_the_ceiling_are_rows(tmp_path):
+def test_baselines_and_the_ceiling_are_rows(tmp_path, drawn):
     page = written(folders(tmp_path, {"softmax": [0.7, 0.71]}), tmp_path / "r.html")
     scores = TASK.baselines("compositional", sequences=300)
     for name, label in {"ridge": "Ridge regression (baseline)", "ceiling": "Exact ceiling"}.items():
@@ -72,7 +81,7 @@ def test_where_lower_is_better_the_lowest_is_the_best(tmp_path, monkeypatch):
     assert page.cells(f"HYLA over {results.baseline_label(TASK, lowest)}")[1] == expected
 
 
-def test_unfinished_runs_have_curves_and_a_note(tmp_path):
+def test_unfinished_runs_have_curves_and_a_note(tmp_path, drawn):
     unfinished = fabricate(tmp_path, run_of("hyla"), None)
     page = written([*folders(tmp_path, {"softmax": [0.7]}), unfinished], tmp_path / "r.html")
     assert "hyla-0 is unfinished (60 of 100 steps): its curves alone are shown." in page.words
@@ -188,7 +197,7 @@ def test_nothing_of_a_folder_reaches_the_page_or_the_terminal_unescaped(tmp_path
     assert capsys.readouterr().err == "report: codes of \\x1b[31m\n"
 
 
-def test_one_file_without_scripts_that_asks_for_nothing(tmp_path, capsys):
+def test_one_file_without_scripts_that_asks_for_nothing(tmp_path, capsys, drawn):
     run_folders = folders(tmp_path, {"softmax": [0.7]})
     content = written(run_folders, tmp_path / "r.html").content
     assert capsys.readouterr() == ("", "")
