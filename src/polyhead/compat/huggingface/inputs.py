@@ -87,7 +87,7 @@ def place_tokens(
     if cache is not None:
         require(~restarts, f"{model}: sequences one after the other must come without a cache")
     elif b != 1:
-        require(~restarts, f"{model}: sequences one after the other come in one row (1 t), but {b} came")
+        require(~restarts, f"{model}: sequences one after the other come in one row (1 t)")
     elif not is_readable(restarts):
         # Recorded code does not know whether it is packed: the positions may also be those of one sequence.
         return mask, position_ids, sequence_edges(model, position_ids, restarts[0])
