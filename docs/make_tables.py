@@ -129,7 +129,7 @@ def summary() -> str:
             "disentangled, beside as many softmax heads",
             f"{games:+.2f} accuracy over five comparison games from 1,000 images; sorting",
             "250 images: near chance in two games; order, SET, images: undecided; CoRelNet, for comparisons only, "
-            "scores higher; mathematics and language: not run",
+            "scores higher; mathematics: undecided, and behind relational heads; language: not run",
         ],
     ]
     return markdown(["heads", "ahead of softmax heads", "not ahead, or not known"], rows)
@@ -204,6 +204,24 @@ def games() -> str:
     return markdown(["heads", *(game.replace("_", " ") for game in GAMES), "mean"], rows)
 
 
+def maths() -> str:
+    """Exact answers to questions like those in training."""
+    scores = numbers("small/maths")
+    labels = {
+        "softmax": "softmax",
+        "softmax-rope": "softmax, rotary positions",
+        "dual": "softmax + relational",
+        "disentangled": "softmax + disentangled",
+        "abstractor": "Abstractor",
+    }
+    rows = []
+    for model, label in labels.items():
+        cells = [scores[module][model]["exact, interpolation"] for module in scores]
+        mean = statistics.fmean(cell["mean"] for cell in cells)
+        rows.append([label, *(plus_minus(list(cell["by_seed"].values())) for cell in cells), f"{mean:.3f}"])
+    return markdown(["heads", *(module.split("__")[1].replace("_", " ") for module in scores), "mean"], rows)
+
+
 def language() -> str:
     scores = numbers("small/lm-bytes")
     labels = {"softmax": "softmax", "dual": "softmax + relational", "hyla": "HYLA", "linear": "linear"}
@@ -268,6 +286,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "swapped-codes": swapped_codes,
     "sraven": sraven,
     "games": games,
+    "maths": maths,
     "language": language,
     "release": release,
     "native-code": native_code,
