@@ -26,7 +26,7 @@ torch.utils._device._device_constructors()  # torch remembers them: its own torc
 
 LONGEST = (
     *("test_docs.py", "test_devices.py", "test_engines.py", "test_trainer.py", "test_notebooks.py"),
-    *("test_03_ops.py", "test_07_sweep.py", "test_08_two_processes.py"),
+    *("test_03_ops.py", "test_07_sweep.py", "test_08_two_processes.py", "test_analyses.py", "test_callers.py"),
 )
 """Begun with, so that no worker is left with one of them when the others have finished."""
 

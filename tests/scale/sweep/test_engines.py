@@ -32,6 +32,7 @@ STOPPED = "stopped and saved; 0 of 1 runs are done, the same command resumes"
 @pytest.fixture(autouse=True)
 def _workers_find_the_task(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), *sys.path]))
+    monkeypatch.setattr(Slurm, "poll_seconds", 0.1)  # a cluster is asked less often
 
 
 @pytest.fixture
