@@ -20,6 +20,12 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 TABLE = re.compile(r"(<!-- table: ([\w-]+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 GAMES = ("same", "occurs", "xoccurs", "between", "match_pattern")
+HEADS = {
+    "softmax": "softmax",
+    "softmax-rope": "softmax, rotary positions",
+    "dual": "softmax + relational",
+    "disentangled": "softmax + disentangled",
+}
 SEEDS = ("1", "2", "3", "4", "5")  # of the main test on fuzzy logic; seed 6 only repeats it
 DASH = "–"
 
@@ -187,15 +193,8 @@ def sraven() -> str:
 
 def games() -> str:
     scores = numbers("small/games")
-    labels = {
-        "softmax": "softmax",
-        "softmax-rope": "softmax, rotary positions",
-        "dual": "softmax + relational",
-        "disentangled": "softmax + disentangled",
-        "corelnet": "CoRelNet, made for comparisons only",
-    }
     rows = []
-    for model, label in labels.items():
+    for model, label in {**HEADS, "corelnet": "CoRelNet, made for comparisons only"}.items():
         cells = []
         for game in GAMES:
             by_seed = scores[f"{game}, 1000"][model]["pentominoes"]["by_seed"]
@@ -207,18 +206,14 @@ def games() -> str:
 def maths() -> str:
     """Exact answers to questions like those in training."""
     scores = numbers("small/maths")
-    labels = {
-        "softmax": "softmax",
-        "softmax-rope": "softmax, rotary positions",
-        "dual": "softmax + relational",
-        "disentangled": "softmax + disentangled",
-        "abstractor": "Abstractor",
-    }
     rows = []
-    for model, label in labels.items():
-        cells = [scores[module][model]["exact, interpolation"] for module in scores]
-        mean = statistics.fmean(cell["mean"] for cell in cells)
-        rows.append([label, *(plus_minus(list(cell["by_seed"].values())) for cell in cells), f"{mean:.3f}"])
+    for model, label in {**HEADS, "abstractor": "Abstractor"}.items():
+        cells, means = [], []
+        for module in scores:
+            exact = scores[module][model]["exact, interpolation"]
+            cells.append(plus_minus(list(exact["by_seed"].values())))
+            means.append(exact["mean"])
+        rows.append([label, *cells, f"{statistics.fmean(means):.3f}"])
     return markdown(["heads", *(module.split("__")[1].replace("_", " ") for module in scores), "mean"], rows)
 
 

@@ -64,7 +64,7 @@ def test_an_eager_first_turn_and_compiled_steps():
     expected = model(IDS, attention_mask=MASK).logits
     run = torch.compile(model, backend="eager", fullgraph=True)
     cache = model(IDS[:, :3], attention_mask=MASK[:, :3], use_cache=True)[CACHE]
-    for first, last in ((3, 5), (5, 6)):
+    for first, last in ((3, 5), (5, 6), (6, 7)):
         logits = run(IDS[:, first:last], attention_mask=MASK[:, :last], **{CACHE: cache}).logits
         real = MASK[:, first:last].bool()
         assert_close(logits[real], expected[:, first:last][real])

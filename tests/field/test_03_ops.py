@@ -130,7 +130,7 @@ def test_a_transform_reads_what_hides_keys(transform, op, impl, name):
     check(transform, op, impl, name)
 
 
-@pytest.mark.thinned(5)
+@pytest.mark.thinned(3)
 @pytest.mark.compile  # where annotations are not checked: traced sizes are tensors
 @pytest.mark.parametrize(("op", "impl"), PAIRS)
 @pytest.mark.parametrize("transform", COMPILED)

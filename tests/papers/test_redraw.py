@@ -29,6 +29,15 @@ def without_pictures(monkeypatch):
     monkeypatch.setattr(page, "figure_as_svg", lambda figure, caption, name: caption)
 
 
+def same_verdict(actual, expected):
+    """To the last digit; a Gaussian process, the floor of fig-a3, has other last digits on other machines."""
+    claim, verdict, numbers = facts_of(expected)
+    assert facts_of(actual)[:2] == (claim, verdict)
+    for (name, *values), (expected_name, *expected_values) in zip(facts_of(actual)[2], numbers, strict=True):
+        assert name == expected_name
+        assert values == (pytest.approx(expected_values, rel=1e-9) if name.startswith("floor") else expected_values)
+
+
 @pytest.mark.thinned(3)
 @pytest.mark.parametrize("figure", REDRAWN)
 def test_committed_results_are_drawn_again(figure, tmp_path, monkeypatch):
@@ -50,7 +59,8 @@ def test_committed_results_are_drawn_again(figure, tmp_path, monkeypatch):
     assert after.keys() == {*before, "drawn"}
     computed_anew = ("verdicts", "notes", "head", "rows", "numbers", "drawn")
     assert [name for name in after if name not in computed_anew and after[name] != before[name]] == []
-    assert [facts_of(verdict) for verdict in after["verdicts"]] == [facts_of(verdict) for verdict in before["verdicts"]]
+    for actual, expected in zip(after["verdicts"], before["verdicts"], strict=True):
+        same_verdict(actual, expected)
     assert set(after["notes"]) <= {note.replace("Floors", "Baselines") for note in before["notes"]}
     assert after["head"] == before["head"][: len(after["head"])]
     for row in some(after["rows"]):

@@ -41,7 +41,7 @@ def match(settings: M, target: int, *, field: str, tolerance: float = 0.01) -> M
 
     low, high = 1, 8
     while count(high) < target and high < LARGEST_WIDTH:
-        low, high = high, 8 * high
+        low, high = high, min(8 * high, LARGEST_WIDTH)
     while high - low > 1 and count(low) < target < count(high):
         # The count of a transformer is linear in the width, so the line through both ends meets the target.
         middle = low + (target - count(low)) * (high - low) // (count(high) - count(low))
