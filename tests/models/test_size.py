@@ -4,6 +4,7 @@ import functools
 import typing
 from dataclasses import replace
 
+import pytest
 from refusals import refused
 
 import polyhead as ph
@@ -24,13 +25,21 @@ IMAGES = ph.Patches((3, 8, 8), (4, 4)), ph.Classes(2)
 BASELINE = ph.CoRelNetConfig(*IMAGES, dim=16)
 
 
-def test_softmax_heads_as_large_as_dual_ones():
-    target = parameters(DUAL)
+@pytest.mark.parametrize("more", [-150, 0, 150])  # a width has 384 parameters
+def test_softmax_heads_as_large_as_dual_ones(more):
+    target = parameters(DUAL) + more
     assert parameters(SOFTMAX) < 0.99 * target
     matched = match(SOFTMAX, target, field="hidden")
     assert matched == replace(SOFTMAX, feedforward=matched.feedforward)
     assert ph.Transformer(matched).config == matched
     others = [replace(matched, feedforward=ph.Swiglu(matched.feedforward.hidden + step)) for step in (-1, 1)]
+    assert all(abs(parameters(matched) - target) <= abs(parameters(other) - target) for other in others)
+
+
+@pytest.mark.parametrize("target", [30_000, 31_000, 300_000])
+def test_a_model_that_is_no_transformer_has_the_nearest_width(target):
+    matched = match(BASELINE, target, field="dim", tolerance=0.2)
+    others = [replace(BASELINE, dim=matched.dim + step) for step in (-1, 1)]
     assert all(abs(parameters(matched) - target) <= abs(parameters(other) - target) for other in others)
 
 
