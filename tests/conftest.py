@@ -45,9 +45,13 @@ def pytest_pycollect_makeitem(collector, name, obj):
 
 
 def pytest_collection_finish():
-    """Modules and tests live to the end: no collection of garbage visits them, which takes a tenth of the time."""
+    """Modules and tests live to the end: no collection of garbage visits them, which takes a tenth of the time.
+
+    Compilers make millions of short-lived objects: collections for them are rare.
+    """
     gc.freeze()
     gc.enable()
+    gc.set_threshold(100_000, 50, 100)
 
 
 def pytest_collection_modifyitems(config, items):
