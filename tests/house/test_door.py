@@ -51,7 +51,7 @@ drawn = "plotly", "matplotlib", "tyro", "rich", "tqdm", "pandas"
 without("layers", "sklearn", "scipy", "yaml", "transformers", *drawn)
 task = ph.tasks.FuzzyLogic(length=4)
 without("tasks", "sklearn", *drawn)
-model = ph.TransformerConfig(*task.ends, dim=4, layers=1, heads=ph.Softmax(1), max_length=4)
+model = ph.TransformerConfig(*task.ends, dim=4, layers=1, heads=ph.Hyla(1), positions=ph.RelativeBias(), max_length=4)
 run = ph.Run(task=task, model=model, train=ph.Train(steps=1, eval_batches=1), folder=sys.argv[1])
 ph.train.run(run, progress=False)
 without("training", "wandb", "tensorboard", "sympy")

@@ -1,9 +1,12 @@
 """The network of a configuration: the table of all models that a run can train."""
 
+import contextlib
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from polyhead.config import AbstractorConfig, CoRelNetConfig, Model, PrediNetConfig, TransformerConfig
 from polyhead.layers.device import Device
@@ -22,6 +25,19 @@ NETWORKS: dict[type, Callable[..., nn.Module]] = {
 }
 
 
+class Undrawn(TorchFunctionMode):
+    """Normal numbers are not drawn.  On the meta device there are none, and asking for them imports torch's compiler,
+    which takes a second."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function is nn.init.normal_:
+            return kwargs["tensor"]
+        if function is Tensor.normal_:
+            return args[0]
+        return function(*args, **kwargs)
+
+
 def build(settings: Model, *, device: Device = None, dtype: torch.dtype | None = None) -> nn.Module:
     """The network of the configuration `settings`; its parameters are drawn from torch's default generator.
 
@@ -30,8 +46,10 @@ def build(settings: Model, *, device: Device = None, dtype: torch.dtype | None =
     if type(settings) not in NETWORKS:
         names = ", ".join(kind.__name__ for kind in NETWORKS)
         raise ValueError(f"build: a model was wanted ({names}) but a {type(settings).__name__} came")
+    is_meta = device is not None and torch.device(device).type == "meta"
     try:
-        return NETWORKS[type(settings)](settings, device=device, dtype=dtype)
+        with Undrawn() if is_meta else contextlib.nullcontext():
+            return NETWORKS[type(settings)](settings, device=device, dtype=dtype)
     except (RuntimeError, MemoryError, TypeError, OverflowError) as error:  # torch raises any of these
         if isinstance(error, MemoryError) or any(word in str(error).lower() for word in ("memory", "overflow")):
             reason = str(error).partition("\n")[0]

@@ -18,6 +18,9 @@ from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.readable import is_batched
 from polyhead.spec import mechanism
 
+LIBRARY = torch.library.Library("polyhead", "FRAGMENT")
+"""Our ops in PyTorch's table of all ops, as `torch.ops.polyhead`."""
+
 Outputs = list[Tensor]
 Gradients = dict[str, Tensor]
 """Name of a learned tensor -> its gradient."""
@@ -123,8 +126,8 @@ class Kernel:
 
     @property
     def op_name(self) -> str:
-        """The name of the custom op."""
-        return f"polyhead::{self.op.removesuffix('_attention')}_{self.impl}"
+        """The name of the custom op in `torch.ops.polyhead`."""
+        return f"{self.op.removesuffix('_attention')}_{self.impl}"
 
     def forward(self, call: AttentionCall) -> Tensor:
         """The output (b t h e), differentiable once."""
@@ -191,17 +194,8 @@ def _register(kernel: Kernel) -> Callable[..., Outputs]:
         by_name = dict(zip(learned, gradients, strict=True))
         return tuple(by_name.get(name) for name in kernel.tensor_names)
 
-    forward_op = torch.library.custom_op(
-        kernel.op_name,
-        forward,
-        mutates_args=(),
-        device_types=kernel.device_types,
-        schema=f"({kernel.schema}) -> Tensor[]",
-    )
-    # Shapes without numbers, for torch.compile; and the derivative.
-    forward_op.register_fake(fake_forward)
-    forward_op.register_autograd(gradient, setup_context=setup_context)
-    return forward_op
+    definition = f"{kernel.op_name}({kernel.schema}) -> Tensor[]"
+    return _define(kernel, definition, forward, fake_forward, gradient, setup_context)
 
 
 def _register_backward(kernel: Kernel) -> Callable[..., Outputs]:
@@ -227,16 +221,30 @@ def _register_backward(kernel: Kernel) -> Callable[..., Outputs]:
             f"{kernel.op}: impl {kernel.impl!r} has no second derivative; use impl='reference' or torch.func"
         )
 
-    backward_op = torch.library.custom_op(
-        f"{kernel.op_name}_backward",
-        backward,
-        mutates_args=(),
-        device_types=kernel.device_types,
-        schema=f"(Tensor[] grad_outputs, {kernel.schema}) -> Tensor[]",
-    )
-    backward_op.register_fake(fake_backward)
-    backward_op.register_autograd(no_second_derivative)
-    return backward_op
+    definition = f"{kernel.op_name}_backward(Tensor[] grad_outputs, {kernel.schema}) -> Tensor[]"
+    return _define(kernel, definition, backward, fake_backward, no_second_derivative)
+
+
+def _define(
+    kernel: Kernel,
+    definition: str,
+    function: Callable[..., Outputs],
+    fake: Callable[..., Outputs],
+    gradient: Callable[..., Any],
+    setup_context: Callable[..., None] | None = None,
+) -> Callable[..., Outputs]:
+    """Define an op and return it.  `fake` gives shapes without numbers, for torch.compile.
+
+    `torch.library.custom_op` would do the same, but its first call imports torch's compiler, which takes a second.
+    """
+    name = definition.partition("(")[0]
+    dispatch_key = "CompositeExplicitAutograd" if kernel.device_types is None else kernel.device_types.upper()
+    LIBRARY.define(definition)
+    LIBRARY.impl(name, function, dispatch_key)
+    torch.library.register_fake(f"polyhead::{name}", fake, lib=LIBRARY)
+    torch.library.register_autograd(f"polyhead::{name}", gradient, setup_context=setup_context, lib=LIBRARY)
+    op: Callable[..., Outputs] = getattr(torch.ops.polyhead, name).default
+    return op
 
 
 def _gradient_like(tensor: Tensor, gradient: Tensor | None) -> Tensor:
