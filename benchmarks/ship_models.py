@@ -7,7 +7,7 @@
 Published are config, weights (float32, without the optimiser's state), result and metrics, these thinned: all scores,
 every thousandth row of training, without weights every five thousandth.  `--check` scores each model in a process of
 its own on the sequences of its card, and fails where a score is not the card's; with `--part 10` on the first tenth of
-them, where it is more than two standard errors away.  A model of text is scored only where its text is the card's.
+them, where it is more than two standard errors away.  A model of text is scored only where its text is the card's (data.json).
 """
 
 import argparse
@@ -24,6 +24,7 @@ from safetensors.torch import save
 
 from polyhead.config import Run, TransformerConfig, digest
 from polyhead.tasks import Text
+from polyhead.tasks.record import RECORD, recorded
 from polyhead.train import Result, evaluate, load_model, read_config, read_result
 from polyhead.train.store import shipped
 from polyhead.train.store.checkpoint import checkpoints, read_checkpoint, with_checksums
@@ -54,6 +55,8 @@ def keep(folder: pathlib.Path, into: pathlib.Path, rows: int) -> None:
     into.mkdir(parents=True, exist_ok=True)
     for file in ("config.json", "result.json"):
         shutil.copyfile(folder / file, into / file)
+    if (folder / RECORD).exists():  # which text
+        shutil.copyfile(folder / RECORD, into / RECORD)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     read = [(line, json.loads(line)) for line in lines]
     kept = [line for line, row in read if row["kind"] != "train" or row["step"] % rows == 0]
@@ -151,8 +154,8 @@ def check(name: str, part: int = 1) -> int:
     """Score a model anew on its card's splits; how many scores are not the card's."""
     run, model = load_model(name)
     metric, wrong = run.task.metric, 0
-    if isinstance(run.task, Text):
-        print(f"{name}: not scored, the text on this machine may be another than that of its card")
+    if isinstance(run.task, Text) and run.task.fingerprint() != recorded("ship_models", run.folder, "fingerprint"):
+        print(f"{name}: not scored, the text on this machine is another than that of its card")
         return 0
     for split, card in read_result(run.folder).scores.items():
         batches = max(1, -(-int(card["sequences"]) // run.train.batch_size) // part)  # the last one may be short
