@@ -7,7 +7,7 @@
 Published are config, weights (float32, without the optimiser's state), result and metrics, these thinned: all scores,
 every thousandth row of training, without weights every five thousandth.  `--check` scores each model in a process of
 its own on the sequences of its card, and fails where a score is not the card's; with `--part 10` on the first tenth of
-them, where it is more than two standard errors away.  A model of text is scored only where its text is the card's (data.json).
+them, where it is more than two standard errors away.  A model of text is scored where its text is that of data.json.
 """
 
 import argparse

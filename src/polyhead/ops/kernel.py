@@ -239,7 +239,7 @@ def _define(
     """
     name = definition.partition("(")[0]
     dispatch_key = "CompositeExplicitAutograd" if kernel.device_types is None else kernel.device_types.upper()
-    LIBRARY.define(definition)
+    LIBRARY.define(definition, tags=(torch.Tag.pt2_compliant_tag,))  # torch.compile keeps it in its graphs
     LIBRARY.impl(name, function, dispatch_key)
     torch.library.register_fake(f"polyhead::{name}", fake, lib=LIBRARY)
     torch.library.register_autograd(f"polyhead::{name}", gradient, setup_context=setup_context, lib=LIBRARY)
