@@ -98,6 +98,17 @@ def test_a_claim_of_no_difference(value, spread, expected):
     assert no_difference("a claim", {"a part": Estimate.of(A)}).outcome == UNDECIDED
 
 
+def test_the_interval_of_an_undecided_part_holds_its_margin():
+    """Of a mean below the margin, too, when other parts pass above it."""
+    undecided = 0
+    for value in (-0.22, -0.18, -0.14, -0.10, 0.10, 0.14, 0.18, 0.22):
+        *_, part = above("a claim", {"one": five(0.5), "two": five(0.6), "part": five(value, 0.1)}).parts
+        low, high = part.estimate.interval(part.confidence)
+        assert (part.verdict == UNDECIDED) == (low < 0.0 < high)
+        undecided += part.verdict == UNDECIDED
+    assert 0 < undecided < 8
+
+
 def test_a_spread_that_is_only_rounding_is_none():
     always_right = Estimate.of(dict.fromkeys(range(5), 0.1 + 0.2)) - Estimate.of(dict.fromkeys(range(5), 0.3))
     assert always_right.error == 0.0

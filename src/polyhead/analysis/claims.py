@@ -237,11 +237,11 @@ class Part:
 
     @property
     def confidence(self) -> float:
-        """The confidence of the interval of the test that gave the verdict."""
+        """The confidence of the interval of the test in the direction of the mean."""
         verdict = self.verdict
         if verdict == NO_DIFFERENCE or (self.is_equivalence and verdict != NO):
             return 1 - 2 * ALPHA
-        if verdict == NO and self.p_below < ALPHA:
+        if self.estimate.mean < self.margin and (self.can_refute or self.is_equivalence):
             return 1 - 2 * self.level_below
         return 1 - 2 * self.level_above
 
