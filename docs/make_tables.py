@@ -122,7 +122,7 @@ def summary() -> str:
         return f"{statistics.fmean(hyla[seed] - softmax[seed] for seed in SEEDS if seed in hyla):+.2f}"
 
     language = numbers("small/lm-bytes")
-    bits = {model: f"{language[model]['bits per byte, iid']['mean']:.2f}" for model in ("hyla", "disentangled", "softmax")}
+    bits = {model: f"{scores['bits per byte, iid']['mean']:.2f}" for model, scores in language.items()}
     games = statistics.fmean(accuracy_of_games("disentangled")) - statistics.fmean(accuracy_of_games("softmax"))
     rows = [
         [
@@ -135,8 +135,8 @@ def summary() -> str:
             "disentangled, beside as many softmax heads",
             f"{games:+.2f} accuracy over five comparison games from 1,000 images; sorting",
             "250 images: near chance in two games; order, SET, images: undecided; CoRelNet, for comparisons only, "
-            f"scores higher; mathematics: undecided, and behind relational heads; language: undecided, {bits['disentangled']} "
-            f"bits per byte against {bits['softmax']}",
+            "scores higher; mathematics: undecided, and behind relational heads; language: undecided, "
+            f"{bits['disentangled']} bits per byte against {bits['softmax']}",
         ],
     ]
     return markdown(["heads", "ahead of softmax heads", "not ahead, or not known"], rows)

@@ -251,8 +251,10 @@ def _logarithmic(axes: "Axes", name: Literal["x", "y"], values: Sequence[Number]
     """Make an axis logarithmic, with numbers between the powers of ten where there is room."""
     low, high = min(values), max(values)
     between: Sequence[int] = ()
-    if high < 10 * low:
+    if high < 4 * low:
         between = range(2, 10)
+    elif high < 10 * low:
+        between = (2, 3, 5)
     elif high < 100 * low:
         between = (2, 5)
     getattr(axes, f"set_{name}scale")("log", subs=between)
