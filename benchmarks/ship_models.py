@@ -55,7 +55,7 @@ def keep(folder: pathlib.Path, into: pathlib.Path, rows: int) -> None:
     into.mkdir(parents=True, exist_ok=True)
     for file in ("config.json", "result.json"):
         shutil.copyfile(folder / file, into / file)
-    if (folder / RECORD).exists():  # which text
+    if (folder / RECORD).exists():  # which text or images
         shutil.copyfile(folder / RECORD, into / RECORD)
     lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     read = [(line, json.loads(line)) for line in lines]

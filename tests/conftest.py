@@ -47,7 +47,7 @@ def pytest_pycollect_makeitem(collector, name, obj):
 def pytest_collection_finish():
     """Modules and tests live to the end: no collection of garbage visits them, which takes a tenth of the time.
 
-    Compilers make millions of short-lived objects: collections for them are rare.
+    Compilers make millions of objects, so later garbage is collected rarely, too.
     """
     gc.freeze()
     gc.enable()
