@@ -66,7 +66,8 @@ def test_unknown_and_missing_trackers_are_refused_before_training(tiny, tmp_path
 
 @pytest.mark.filterwarnings("ignore")  # warnings of tensorboard
 def test_tensorboard_has_each_row_once(tiny, tmp_path):
-    event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    from tensorboard.backend.event_processing import event_accumulator
+
     run = tiny(tmp_path, track=("tensorboard",))
     crashed(run, 8)
     ph.train.run(run, progress=False, resume=True)

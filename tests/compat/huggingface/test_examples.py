@@ -44,7 +44,6 @@ def test_a_folder(example):
 
 @pytest.mark.filterwarnings("default")  # of TRL and what it brings
 def test_supervised_fine_tuning(example):
-    pytest.importorskip("trl", reason="SFTTrainer needs it: pip install trl")
     first_loss, last_loss, text = example("sft")(40)
     assert last_loss < 0.05 * first_loss
     assert text == "snow: white"
@@ -52,8 +51,6 @@ def test_supervised_fine_tuning(example):
 
 @pytest.mark.filterwarnings("default")  # of the harness and what it brings
 def test_evaluation(example):
-    pytest.importorskip("lm_eval", reason="scoring with lm-evaluation-harness needs it: pip install 'polyhead[eval]'")
-    pytest.importorskip("datasets", reason="lm-evaluation-harness reads its questions with datasets")
     scores = example("evaluate")(steps=200)
     assert scores["next_number"]["acc,none"] > 0.9  # 0.25 by chance
     assert scores["count_on"]["exact_match,none"] > 0.9

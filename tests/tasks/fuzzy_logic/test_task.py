@@ -10,6 +10,7 @@ from polyhead import config
 from polyhead.tasks import FuzzyLogic
 from polyhead.tasks.fuzzy_logic.task import zadeh
 
+DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
 SPLITS = ("train", "validation", "iid", "compositional", "novel")
 
 
@@ -72,12 +73,11 @@ def test_scores_are_errors_at_the_query_and_r2_is_over_the_variance_of_all_targe
         assert scores["r2"][b].item() == pytest.approx(1 - error**2 / np.var(y), rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_batch_on_a_gpu():
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_batch_lies_on_its_device_and_has_a_known_context(device):
     task = FuzzyLogic(inputs="fixed_context")
-    batch, repeated, other = (task.batch("train", 64, seed=0, step=step, device="cuda") for step in (0, 0, 1))
-    assert batch.inputs.is_cuda
+    batch, repeated, other = (task.batch("train", 64, seed=0, step=step, device=device) for step in (0, 0, 1))
+    assert batch.inputs.device.type == device
     assert (batch.inputs == repeated.inputs).all()
     assert (batch.inputs != other.inputs).any()
     assert (task.metrics(batch.targets, batch)["r2"] == 1).all()
