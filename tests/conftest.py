@@ -5,6 +5,8 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is imported
+# XLA compiles each function for one call: its code need not be fast.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 import gc
 import math
@@ -58,16 +60,21 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
+def seed_by_name(name):
+    """Like torch.manual_seed, which takes a millisecond to note for each kind of device who called it."""
+    torch.default_generator.manual_seed(zlib.crc32(name.encode()))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef):
     """What a fixture draws without a seed of its own is the same whatever was drawn before."""
-    torch.manual_seed(zlib.crc32(fixturedef.argname.encode()))
+    seed_by_name(fixturedef.argname)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item):
     """The same for a test."""
-    torch.manual_seed(zlib.crc32(item.name.encode()))
+    seed_by_name(item.name)
 
 
 @pytest.fixture(autouse=True)

@@ -92,12 +92,14 @@ if not TYPE_CHECKING:  # for a type checker, a package with this function would 
         from polyhead.spec.optional import optional
 
         with optional(f"polyhead.{name}", "polyhead"):  # torch is missing where polyhead-jax is installed
-            if name in _MODULES:
-                return importlib.import_module(_MODULES[name])
-            module = _modules().get(name)
-            if module is not None:
-                return getattr(importlib.import_module(module), "load_model" if name == "load" else name)
-        raise AttributeError(f"module 'polyhead' has no attribute {name!r}", name=name)
+            modules = _modules()
+            if name not in modules:
+                raise AttributeError(f"module 'polyhead' has no attribute {name!r}", name=name)
+            value = importlib.import_module(modules[name])
+            if name not in _MODULES:
+                value = getattr(value, "load_model" if name == "load" else name)
+        globals()[name] = value  # from now on, Python finds the name by itself
+        return value
 
 
 def __dir__() -> list[str]:

@@ -43,7 +43,7 @@ class Draft:
         self.figures[name] = figure
         element = figure_as_svg(figure, caption, name)
         # Files take the layout of the page: to compute it again would double the time of a drawing.
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)
         return element
 
     def tell(self, line: str) -> None:
