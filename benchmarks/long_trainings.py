@@ -18,6 +18,7 @@ takes the runs in `models/` and those without weights in docs/results.
 
 import argparse
 import itertools
+import sys
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -33,7 +34,7 @@ from polyhead.papers.sizes import Setting
 from polyhead.papers.study import Study
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.tasks import FuzzyLogic, Sraven
-from polyhead.train import Result, read_config, read_result
+from polyhead.train import Interrupted, Result, read_config, read_result
 from polyhead.train.store import shipped
 from polyhead.train.store.checkpoint import checkpoints
 
@@ -267,7 +268,11 @@ def main() -> None:
     drawer.add_argument("--pages", nargs="+", choices=PAGES, default=list(PAGES))
     drawer.set_defaults(function=draw)
     options = parser.parse_args()
-    options.function(options)
+    try:
+        options.function(options)
+    except Interrupted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(stop.code)
 
 
 if __name__ == "__main__":
