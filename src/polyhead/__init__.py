@@ -84,6 +84,16 @@ def _modules() -> dict[str, str]:
     return names
 
 
+def _value_of(name: str) -> Any:
+    """The module, class or function of a public name.  Raises AttributeError for any other name."""
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    module = _modules().get(name)
+    if module is None:
+        raise AttributeError(f"module 'polyhead' has no attribute {name!r}", name=name)
+    return getattr(importlib.import_module(module), "load_model" if name == "load" else name)
+
+
 if not TYPE_CHECKING:  # for a type checker, a package with this function would have every name
 
     def __getattr__(name: str) -> Any:
@@ -92,12 +102,7 @@ if not TYPE_CHECKING:  # for a type checker, a package with this function would 
         from polyhead.spec.optional import optional
 
         with optional(f"polyhead.{name}", "polyhead"):  # torch is missing where polyhead-jax is installed
-            modules = _modules()
-            if name not in modules:
-                raise AttributeError(f"module 'polyhead' has no attribute {name!r}", name=name)
-            value = importlib.import_module(modules[name])
-            if name not in _MODULES:
-                value = getattr(value, "load_model" if name == "load" else name)
+            value = _value_of(name)
         globals()[name] = value  # from now on, Python finds the name by itself
         return value
 
