@@ -47,8 +47,7 @@ def test_the_digest_changes_with_what_changes_results_only():
     assert digest(run_of(train=Train(clip=1.0, log_every=7, eval_every=9, save_every=3))) == base
     for changed in (run_of(seed=1), run_of(train=Train(lr=0.1)), run_of(task=FuzzyLogic(held_out=0.3))):
         assert digest(changed) != base
-    assert digest(Softmax(4, impl="reference")) == digest(Softmax(4)) != digest(Softmax(4, share=True))  # added later
-    assert config.to_dict(Softmax(4))["share"] is False  # in files it is spelled out
+    assert digest(Softmax(4, impl="reference")) == digest(Softmax(4)) != digest(Softmax(4, share=True))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +57,12 @@ def test_the_digests_of_published_runs_stay(path):
     values = json.loads(path.read_text())
     recorded = values.pop("digest")
     assert recorded == digest(config.from_dict(values, KINDS))
+
+
+def test_a_layer_with_one_group_of_heads_needs_no_list():
+    tokens = config.Tokens(5), config.Logits(5)
+    short = TransformerConfig(*tokens, heads=[Softmax(4), [Hyla(2), Linear(2)]])
+    assert short == TransformerConfig(*tokens, heads=[[Softmax(4)], [Hyla(2), Linear(2)]])
 
 
 @dataclass(frozen=True)
@@ -102,12 +107,12 @@ MISTAKES = [
     ({"kind": "Train", "clip": 0.0}, "clip must be float > 0.0 but is 0.0"),
     ({"kind": "Train", "lr": float("nan")}, "lr must be a finite number but is nan"),
     ({"kind": "Train", "betas": [0.9, float("inf")]}, "betas must be a finite number but is inf"),
-    ({"task": {"kind": "FuzyLogic"}}, "task: unknown kind 'FuzyLogic'; did you mean 'FuzzyLogic'? (choose from Fuzzy"),
+    ({"kind": "Run", "task": {"kind": "FuzyLogic"}}, "task: unknown kind 'FuzyLogic'; did you mean 'FuzzyLogic'? (ch"),
     ({"kind": "TransformerConfig", "positions": {"theta": 3.0}}, 'positions: "kind" is missing (choose from Rotary, R'),
     ({"kind": "TransformerConfig", "heads": [{"heads": 3}]}, 'heads[0]: "kind" is missing (choose from Softmax, Lin'),
     ({"kind": "TransformerConfig", "inputs": {"kind": "Logits"}}, "inputs: unknown kind 'Logits' (choose from Tokens"),
     ({"kind": "Run"}, "missing 2 required positional arguments: 'task' and 'model'"),
-    (MODEL | {"heads": [{"kind": "Softmax"}, [{"kind": "Hyla"}]]}, "one list of mechanisms or one list per layer"),
+    ({"task": {}}, '"kind" is missing (choose from Softmax, Linear'),
     (MODEL | {"heads": []}, "heads must be mechanisms such as [Softmax(4), Hyla(4)] but is ()"),
     (OBJECTS, "CoRelNetConfig: length (the number of objects) must be given for Vectors"),
     (OBJECTS | {"outputs": {"kind": "Classes", "count": 2, "pool": "class"}}, "outputs must be Classes(pool='mean')"),
@@ -137,7 +142,7 @@ def test_a_wrong_file_gives_one_clear_line(tmp_path, data, message):
         ("run.json", '{"train": {"lr": 0.5}, "train": {"steps": 7}}', r"not valid JSON \('train' is given twice\)$"),
         # A few lines of aliases can stand for billions of values.
         ("run.yaml", "a: &a [1]\nb: [*a, *a]", r"not valid YAML \(aliases are not read"),
-        ("run.json", '{"task": {"kind": "Sraven"}}', r"task: kind 'Sraven' is not among kinds \(for tasks: kinds="),
+        ("run.json", '{"kind": "Run", "task": {"kind": "Sraven"}}', r"task: kind 'Sraven' is not among kinds"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path, name, text, reason):

@@ -20,7 +20,7 @@ def test_a_layer_names_cu_seqlens_and_the_drop_in_padding():
     refused(lambda: layer(nested(16)), f"^MultiHeadAttention: x {text}")
     refused(lambda: layer(x, nested(16)), f"^MultiHeadAttention: context {text}")
     drop_in, x = MultiheadAttention(16, 4, batch_first=True), nested(16)
-    refused(lambda: drop_in(x, x, x), "^MultiheadAttention: padded tensors are wanted, but a nested one came: set ")
+    refused(lambda: drop_in(x, x, x), "^MultiheadAttention: padded tensors are wanted, not nested ones: set ")
 
 
 @pytest.mark.parametrize("op", [ops.softmax_attention, ops.hyla, ops.linear_attention], ids=lambda op: op.__name__)

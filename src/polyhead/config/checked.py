@@ -35,27 +35,19 @@ def choice(names: Iterable[str]) -> Meta:
 # ------------------------------------------------------------------------------------------------ fields and the digest
 def non_semantic(default: Any) -> Any:
     """A field that cannot change the result of a run; it is omitted from the digest."""
-    return dataclasses.field(default=default, kw_only=True, metadata={"digest": "never"})
-
-
-def omitted_at_default(default: Any) -> Any:
-    """A field that enters the digest only with another value, so that runs from before it existed keep their digest."""
-    return dataclasses.field(default=default, kw_only=True, metadata={"digest": "unless default"})
+    return dataclasses.field(default=default, kw_only=True, metadata={"semantic": False})
 
 
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
     """`config` as JSON values: a dataclass becomes an object with its class name under "kind".
 
-    `semantic`: omit the fields that do not enter the digest.
+    `semantic`: omit the fields that cannot change the result of a run.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         values = {"kind": kind_of(type(config))}
         for field in dataclasses.fields(config):
-            value = getattr(config, field.name)
-            role = field.metadata.get("digest", "always")
-            is_omitted = role == "never" or (role == "unless default" and value == field.default)
-            if not (semantic and is_omitted):
-                values[field.name] = to_dict(value, semantic=semantic)
+            if not semantic or field.metadata.get("semantic", True):
+                values[field.name] = to_dict(getattr(config, field.name), semantic=semantic)
         return values
     if isinstance(config, (list, tuple)):
         return [to_dict(item, semantic=semantic) for item in config]

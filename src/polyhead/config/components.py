@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from polyhead.config.checked import Amount, Checked, Closed, Count, Positive, choice, omitted_at_default
+from polyhead.config.checked import Amount, Checked, Closed, Count, Positive, choice
 from polyhead.spec import ACTS, LAYOUTS
 
 __all__ = ["Alibi", "Classes", "Experts", "FeedForward", "Input", "Learned", "Logits", "Mlp", "Output"]
@@ -66,7 +66,7 @@ class Swiglu(Closed):
     """W2(silu(W1 x) * W3 x).  `hidden` defaults to the multiple of 64 nearest to 8/3 width."""
 
     hidden: Count | None = None
-    bias: bool = omitted_at_default(False)
+    bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Tokens(Checked):
     """Integer tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(width)."""
 
     count: Count
-    scaled: bool = omitted_at_default(False)
+    scaled: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from polyhead.config.checked import Checked, Count, LayerCount, Positive, choice, non_semantic, omitted_at_default
+from polyhead.config.checked import Checked, Count, LayerCount, Positive, choice, non_semantic
 from polyhead.config.components import Act
 from polyhead.spec import NETWORKS, NORMALISE, POOLS, RELATION_ACTS, RELATION_INIT
 
@@ -27,7 +27,7 @@ class Mechanism(Checked):
     dim: Count | None = None
     value_dim: Count | None = None
     kv_heads: Count | None = None
-    share: bool = omitted_at_default(False)
+    share: bool = False
     impl: str = non_semantic("auto")
 
     def __post_init__(self) -> None:
@@ -49,9 +49,9 @@ class Softmax(Mechanism):
     further key without a value (GPT-OSS).  `gate`: outputs times sigmoid(W x), x the layer's input (Qwen3-Next).
     """
 
-    softcap: Positive | None = omitted_at_default(None)
-    sinks: bool = omitted_at_default(False)
-    gate: bool = omitted_at_default(False)
+    softcap: Positive | None = None
+    sinks: bool = False
+    gate: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class RelationalSymbols(SymbolicAttention):
     relations: Count = 4
     include_self: bool = False
     normalise: bool = True
-    causal: bool | None = omitted_at_default(None)
+    causal: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from polyhead.config import checked, components, mechanisms, serial
-from polyhead.config.checked import Amount, Checked, Count, LayerCount, Rate, choice, non_semantic, omitted_at_default
+from polyhead.config.checked import Amount, Checked, Count, LayerCount, Rate, choice, non_semantic
 from polyhead.config.components import Classes, FeedForward, Input, Mlp, Output, Patches, Position
 from polyhead.config.mechanisms import MECHANISMS, Mechanism, RelativeSymbols, Softmax, SymbolHeads, SymbolSource
 from polyhead.config.rivals import AbstractorConfig, CoRelNetConfig, PrediNetConfig
@@ -58,11 +58,11 @@ class TransformerConfig(Checked):
     """One dropout mask per layer, shared by batch and heads, instead of one per sample and head."""
     residual_dropout: Rate = 0.0
     init: Annotated[str, choice(PRESETS)] = "cs336"
-    final_norm: bool | None = omitted_at_default(None)
+    final_norm: bool | None = None
     """A norm after the last block; None: with pre-norm only."""
-    encoder: "TransformerConfig | AbstractorConfig | None" = omitted_at_default(None)
-    cross_heads: Mechanism | Sequence[Mechanism] | None = omitted_at_default(None)
-    window: Count | None = omitted_at_default(None)
+    encoder: "TransformerConfig | AbstractorConfig | None" = None
+    cross_heads: Mechanism | Sequence[Mechanism] | None = None
+    window: Count | None = None
     """A token attends to the tokens of its sequence that are fewer than `window` positions away."""
     checkpoint: bool = non_semantic(False)
     """Activation checkpointing: training saves only the inputs of blocks, and computes the rest again for gradients."""
@@ -145,11 +145,9 @@ def head_list(caller: str, heads: object) -> Heads:
 
 
 def _layers_of_heads(heads: object) -> tuple[Any, ...]:
-    """One list of mechanisms, or a list per layer."""
+    """One list of mechanisms, or a list per layer, in which a single mechanism stands for a list of one."""
     if not isinstance(heads, (list, tuple)) or not any(isinstance(group, (list, tuple)) for group in heads):
         return head_list("TransformerConfig", heads)
-    if any(isinstance(group, Mechanism) for group in heads):
-        raise ValueError("TransformerConfig: heads must be one list of mechanisms or one list per layer, not a mixture")
     return tuple(head_list("TransformerConfig", group) for group in heads)
 
 
@@ -188,7 +186,7 @@ class Train(Checked):
     """Largest gradient norm; None does not clip."""
     precision: Annotated[str, choice(("fp32", "bf16", "fp16"))] = "fp32"
     evaluate: tuple[str, ...] = ("iid", "compositional")
-    accumulate: Count = omitted_at_default(1)
+    accumulate: Count = 1
     """Gradient accumulation: a batch is processed in this many equal parts, with less memory and the same gradient;
     each part draws its own dropout, and balances its own load of experts."""
     eval_batches: Count = 16
@@ -255,8 +253,7 @@ def check_run(caller: str, run: object) -> None:
 
 # ------------------------------------------------------------------------------------------------- the digest and files
 def digest(config: Any) -> str:
-    """Twelve hex digits of the JSON of `config` without its non-semantic fields: the id of a run."""
-    # Never change this text: folders of runs are named by its hash.
+    """Twelve hex digits of the JSON of `config` without its non-semantic fields: the id of a run, and of its folder."""
     text = json.dumps(checked.to_dict(config, semantic=True), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
@@ -279,6 +276,6 @@ def from_dict(data: Any, kinds: Iterable[type] = (), *, where: str = "config") -
     """The inverse of `to_dict`; `kinds`: see `load`.  Unknown fields, kinds, types are errors that name the field."""
     known = {cls.__name__: cls for cls in (*_KINDS, *kinds)}
     try:
-        return serial.build(data, known, where, (Checked,), Run)
+        return serial.build(data, known, where, (Checked,))
     except RecursionError:
         raise ValueError(f"{where}: cannot be read (it is nested too deeply)") from None

@@ -66,12 +66,12 @@ def _yaml_loader() -> Any:
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
-def build(data: Any, known: Mapping[str, type], path: str, allowed: tuple[type, ...], default: Any = None) -> Any:
-    """The dataclass that `data` describes; its "kind" names a class of `known` that is among `allowed`: where it is
-    missing, the only one, or `default`.  Raises ValueError, which begins with `path`."""
+def build(data: Any, known: Mapping[str, type], path: str, allowed: tuple[type, ...]) -> Any:
+    """The dataclass that `data` describes.  Its "kind" names a class of `known` that is among `allowed`, and may be
+    missing if there is only one.  Raises ValueError, which begins with `path`."""
     if not isinstance(data, dict):
         raise ValueError(f"{path}: must be an object with fields but is {data!r:.200}")
-    cls = _class_of(data, known, path, allowed, default)
+    cls = _class_of(data, known, path, allowed)
     hints = field_types(cls)
     values = {}
     for name, value in data.items():
@@ -84,17 +84,13 @@ def build(data: Any, known: Mapping[str, type], path: str, allowed: tuple[type, 
         raise ValueError(f"{path}: {error}") from None
 
 
-def _class_of(
-    data: Mapping[str, Any], known: Mapping[str, type], path: str, allowed: tuple[type, ...], default: Any
-) -> Any:
+def _class_of(data: Mapping[str, Any], known: Mapping[str, type], path: str, allowed: tuple[type, ...]) -> Any:
     """The dataclass of an object, by its "kind"."""
     choices = {name: cls for name, cls in known.items() if issubclass(cls, allowed)}
     if "kind" not in data:
-        if len(choices) == 1:
-            (default,) = choices.values()
-        if default is None:
+        if len(choices) != 1:
             raise ValueError(f'{path}: "kind" is missing (choose from {", ".join(choices)})')
-        return default
+        return next(iter(choices.values()))
     kind = data["kind"]
     if isinstance(kind, str) and ":" in kind:
         return extensions.find(kind, path)

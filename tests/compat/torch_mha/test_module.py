@@ -83,7 +83,7 @@ def test_an_encoder_with_padding_runs_our_forward_in_all_layers(forward_calls):
         assert forward_calls.call_count == 2
         assert_close(y[~PADDING], expected[~PADDING], rtol=1e-5, atol=1e-6)
         model.use_nested_tensor = True  # as where layers are put in by hand
-        with refusing("a nested one came: set enable_nested_tensor=False"):
+        with refusing("not nested ones: set enable_nested_tensor=False"):
             model(x, src_key_padding_mask=PADDING)
 
 
@@ -211,9 +211,7 @@ MISTAKES = {
     "is_causal says what attn_mask is, but attn_mask is None": lambda: call(is_causal=True),
     "Sequential holds no nn.MultiheadAttention": lambda: replace(nn.Sequential(polyhead_attention()), ph.Hyla(4)),
     "drop_in takes one itself": lambda: replace(torch_attention()),
-    "must be as PyTorch makes it, without hooks and wrappers, but a OwnAttention": lambda: replace(
-        nn.Sequential(OwnAttention(12, 4))
-    ),
+    "must have no hooks and no wrappers but is a OwnAttention": lambda: replace(nn.Sequential(OwnAttention(12, 4))),
     "but 3, 3 and kv_heads 2 came": lambda: drop_in(torch_attention(), ph.Hyla(4, kv_heads=2)),
     "keys must be made of the inputs": lambda: capture_once(Itself(torch_attention(add_bias_kv=True))),
     "a OwnAttention computes something of its own": lambda: capture_once(Itself(OwnAttention(12, 4))),

@@ -1,9 +1,5 @@
 """`nn.MultiheadAttention` with any heads: the same signature, state-dict keys and conventions of masks.
 
-    attention = MultiheadAttention(512, 8)                                     computes the same as PyTorch's module
-    attention = MultiheadAttention(512, 8, heads=[ph.Softmax(4), ph.Hyla(4)])
-    torch_mha.replace(model, heads)                                            all modules of a model, weights kept
-
 Masks are PyTorch's: True masks a pair, floating masks are added to the scores.  Differences: a query without a visible
 key gets 0 (NaN in PyTorch), and nested tensors are refused.  The fused inference kernel of `nn.TransformerEncoderLayer`
 is never used, because it would compute softmax attention without calling `forward`.
@@ -34,7 +30,7 @@ MAPS = ("q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_weight", "in
 
 
 class MultiheadAttention(MultiHeadAttention):
-    """A drop-in for `nn.MultiheadAttention` whose heads may be of any mechanism.
+    """A drop-in for `nn.MultiheadAttention`, with heads of any mechanism; by default it computes the same.
 
     >>> attention = MultiheadAttention(16, 4, batch_first=True, heads=[Softmax(2), Hyla(2)])
     >>> x = torch.randn(3, 5, 16)
@@ -71,8 +67,7 @@ class MultiheadAttention(MultiHeadAttention):
     ) -> None:
         # The maps, which the base class builds by `_build_maps`, have these widths.
         self.embed_dim, self.kdim, self.vdim = embed_dim, kdim or embed_dim, vdim or embed_dim
-        if heads is None:
-            heads = config.Softmax(num_heads)
+        heads = config.Softmax(num_heads) if heads is None else heads
         placement = Placement(device=device, dtype=dtype)
         super().__init__(embed_dim, heads, bias=bias, dropout=dropout, max_length=max_length, **placement)
         if self.total_heads != num_heads:
@@ -131,11 +126,8 @@ class MultiheadAttention(MultiHeadAttention):
         """
         # Equal inputs stay one tensor.
         x = self._batch_first(query)
-        keys = values = x
-        if key is not query:
-            keys = values = self._batch_first(key)
-        if value is not key:
-            values = self._batch_first(value)
+        keys = x if key is query else self._batch_first(key)
+        values = keys if value is key else self._batch_first(value)
         call = call_of(self, x, None if keys is x else keys, positions=None, first=None, cu_seqlens=None, cache=None)
 
         # PyTorch believes the hint only where it returns no weights, and aligns differently if t != s.
@@ -177,9 +169,7 @@ class MultiheadAttention(MultiHeadAttention):
     def _batch_first(self, x: Tensor) -> Tensor:
         """(b t m) from an input, which may be (t b m), or (t m) for one sequence."""
         if x.is_nested:
-            raise ValueError(
-                f"{NAME}: padded tensors are wanted, but a nested one came: set enable_nested_tensor=False"
-            )
+            raise ValueError(f"{NAME}: padded tensors are wanted, not nested ones: set enable_nested_tensor=False")
         if x.ndim == 2:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)

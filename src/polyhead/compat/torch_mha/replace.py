@@ -4,12 +4,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from polyhead.compat.heads import Heads, is_plain
 from polyhead.compat.torch_mha.module import MAPS, MultiheadAttention, projections
 from polyhead.layers.device import Device
-
-OUTPUT_CLASS = type(nn.MultiheadAttention(1, 1).out_proj)
 
 
 def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> int:
@@ -33,13 +32,12 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
             replacements[module] = drop_in(module, heads, max_length=max_length)
     if not replacements:
         raise ValueError(f"replace: {type(model).__name__} holds no nn.MultiheadAttention; drop_in takes one itself")
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if child in replacements:
-                setattr(parent, name, replacements[child])
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if module in replacements:
+            model.set_submodule(name, replacements[module])
         # Nested tensors exist for the fused kernel, which would not call our module.
-        if isinstance(parent, nn.TransformerEncoder):
-            parent.use_nested_tensor = False
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
     return len(replacements)
 
 
@@ -49,11 +47,10 @@ def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> Mu
     Raises ValueError as `replace` does.
     """
     output: Any = getattr(old, "out_proj", None)
-    if type(old) is not nn.MultiheadAttention or type(output) is not OUTPUT_CLASS or not is_plain(old):
-        raise ValueError(
-            "replace: nn.MultiheadAttention must be as PyTorch makes it, without hooks and wrappers, "
-            f"but a {type(old).__name__} with a {type(output).__name__} came"
-        )
+    has_own_output = type(output) is NonDynamicallyQuantizableLinear
+    if type(old) is not nn.MultiheadAttention or not has_own_output or not is_plain(old):
+        kinds = f"a {type(old).__name__} with a {type(output).__name__}"
+        raise ValueError(f"replace: nn.MultiheadAttention must have no hooks and no wrappers but is {kinds}")
     return around(old, heads, device=output.weight.device, max_length=max_length)
 
 
@@ -88,10 +85,8 @@ def around(old: Any, heads: Heads, *, device: Device, max_length: int = 512) -> 
     groups: Any = new.groups
     for group, size, (first, last) in zip(groups, new.sizes, new.heads_of, strict=True):
         if (size.dim, size.value_dim, size.kv_heads) != (width, width, size.heads) or not {"q", "k"} <= set(size.takes):
-            raise ValueError(
-                f"replace: heads must have dim, value_dim = {width} and keys of their own "
-                f"but {size.dim}, {size.value_dim} and kv_heads {size.kv_heads} came"
-            )
+            dims = f"{size.dim}, {size.value_dim} and kv_heads {size.kv_heads}"
+            raise ValueError(f"replace: heads must have dim, value_dim = {width} and keys of their own but {dims} came")
         if "v" in size.takes:
             rows.append(slice((2 * old.num_heads + first) * width, (2 * old.num_heads + last) * width))
         elif group.symbol_dim == old.vdim:

@@ -1,11 +1,9 @@
-"""The latent code of `nn.MultiheadAttention` anywhere in a model: its calls are recorded, nothing is replaced.
+"""The latent code of `nn.MultiheadAttention` anywhere in a model, before and after `replace`.
 
-    taps = capture(nn.TransformerEncoder(layer, 2), x)          one Taps per call, in order
-    codes(taps[0], -1, -1)                                      polyhead.analysis reads them like our own
-
-Each call is repeated by our drop-in over the module's tensors.  A model can be read before and after `replace`.
+Nothing is replaced: each call is repeated by our drop-in over the module's tensors.
 """
 
+import contextlib
 import copy
 from dataclasses import replace
 from functools import partial
@@ -45,19 +43,13 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
         twin.forward(*args, **kwargs)
         taps.append(replace(taps.pop(), name=name))
 
-    was_fused = torch.backends.mha.get_fastpath_enabled()
-    hooks = []
-    try:
+    with contextlib.ExitStack() as stack, looking(model):
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
         for name, module in model.named_modules():
             if isinstance(module, (nn.MultiheadAttention, MultiheadAttention)):
-                hooks.append(module.register_forward_hook(partial(repeat, name), with_kwargs=True))
-        with looking(model):
-            model(*inputs, **options)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(was_fused)
-        for hook in hooks:
-            hook.remove()
+                stack.enter_context(module.register_forward_hook(partial(repeat, name), with_kwargs=True))
+        model(*inputs, **options)
     if not taps:
         raise ValueError(f"capture: {type(model).__name__} called no nn.MultiheadAttention")
     return taps

@@ -133,11 +133,7 @@ def is_claimed(folder: pathlib.Path) -> bool:
 # ----------------------------------------------------------------------------------------------------- result and end
 def read_result(folder: str | pathlib.Path) -> Result | None:
     """The result of a run, or None if it is not finished.  Raises Damaged."""
-    return _result_in(place(folder))
-
-
-def _result_in(folder: pathlib.Path) -> Result | None:
-    path = folder / RESULT
+    path = place(folder) / RESULT
     if not path.is_file():
         return None
     try:
@@ -153,10 +149,12 @@ def _result_in(folder: pathlib.Path) -> Result | None:
 
 def finished(folder: pathlib.Path, digest: str) -> Result | None:
     """The result of this run if it is readable, else None; training reports damage."""
-    with contextlib.suppress(Damaged):
-        result = _result_in(folder)
-        if result is not None and result.digest == digest:
-            return result
+    # The folder of a new run may have the name of a trained model, whose result `read_result` would return.
+    if folder.is_dir():
+        with contextlib.suppress(Damaged):
+            result = read_result(folder)
+            if result is not None and result.digest == digest:
+                return result
     return None
 
 
@@ -197,7 +195,7 @@ def clear(folder: pathlib.Path) -> None:
 def cut_metrics(folder: pathlib.Path, step: int, steps: int) -> None:
     """Leave the rows of a run that resumes at `step` of `steps`: those after its checkpoint are trained again."""
     lines = []
-    for row in _rows_in(folder):
+    for row in read_metrics(folder):
         is_last_evaluation = row["kind"] == "eval" and row["step"] == steps  # which is repeated
         if row["step"] <= step and not is_last_evaluation:
             lines.append(_line(row))
@@ -222,11 +220,7 @@ def _line(row: dict[str, Any]) -> bytes:
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
     """The complete rows of metrics.jsonl so far; null is NaN."""
-    return _rows_in(place(folder))
-
-
-def _rows_in(folder: pathlib.Path) -> list[dict[str, Any]]:
-    path = folder / METRICS
+    path = place(folder) / METRICS
     rows: list[dict[str, Any]] = []
     if not path.is_file():
         return rows
