@@ -15,20 +15,7 @@ with optional("polyhead.compat.huggingface", "polyhead[hf]"):
     from polyhead.compat.huggingface.model import PolyheadForCausalLM, PolyheadModel, from_run, to_folder
     from polyhead.compat.huggingface.taps import capture
 
-__all__ = [
-    "CHECKED",
-    "NAMES",
-    "PolyheadConfig",
-    "PolyheadForCausalLM",
-    "PolyheadModel",
-    "capture",
-    "from_run",
-    "model",
-    "register",
-    "swap_heads",
-    "to_folder",
-    "verify",
-    "with_heads",
-]
+__all__ = ["CHECKED", "NAMES", "PolyheadConfig", "PolyheadForCausalLM", "PolyheadModel", "capture", "from_run", "model"]
+__all__ += ["register", "swap_heads", "to_folder", "verify", "with_heads"]
 
 register()

@@ -1,7 +1,5 @@
 """Our cache with the interface that `GenerationMixin` of transformers needs."""
 
-from typing import Any
-
 import torch
 import transformers
 from torch import Tensor
@@ -53,14 +51,6 @@ class PolyheadCache(transformers.Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens, padding included."""
         return self.memory[layer_idx].length
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """-1: no limit of its own."""
-        return -1
-
-    def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[int, int]:
-        """Length and offset of the mask for `query_length` new tokens."""
-        return self.memory.length + int(query_length), 0
 
     def reset(self) -> None:
         """Empty the cache."""

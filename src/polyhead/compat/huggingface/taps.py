@@ -70,26 +70,21 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
 @contextlib.contextmanager
 def _recording(model: nn.Module, record: Callable[..., Any]) -> Iterator[None]:
     """Context manager: the model's attention calls `record`; afterwards its configurations are as before."""
-    before = {}
-    for module in model.modules():
-        config: Any = getattr(module, "config", None)
-        if not hasattr(config, IMPLEMENTATION):
-            continue
-        heads, kind = getattr(config, IMPLEMENTATION), type(module).__name__
-        if is_polyhead(heads):  # their code is not that of softmax attention
-            raise ValueError(f"capture: {kind} must run softmax attention but its heads are {heads}")
-        # Without a mask our function is causal where SDPA is; models that do not support it may mean something else.
-        if isinstance(module, PreTrainedModel) and not module._supports_sdpa and config.model_type not in CHECKED:
-            raise ValueError(f"capture: {kind} must support SDPA (_supports_sdpa), which says what is causal")
-        before[id(config)] = config, heads
     AttentionInterface.register(NAME, lambda *tensors, **options: _RECORD.get()(*tensors, **options))
     AttentionMaskInterface.register(NAME, mask)
-    token = _RECORD.set(record)
-    try:
-        for config, _ in before.values():
+    with contextlib.ExitStack() as stack:
+        stack.callback(_RECORD.reset, _RECORD.set(record))
+        for module in model.modules():
+            config: Any = getattr(module, "config", None)
+            if not hasattr(config, IMPLEMENTATION):
+                continue
+            heads, kind = getattr(config, IMPLEMENTATION), type(module).__name__
+            if is_polyhead(heads):  # their code is not that of softmax attention
+                raise ValueError(f"capture: {kind} must run softmax attention but its heads are {heads}")
+            # Without a mask our function is causal where SDPA is; other models may mean something else.
+            if isinstance(module, PreTrainedModel) and not module._supports_sdpa and config.model_type not in CHECKED:
+                raise ValueError(f"capture: {kind} must support SDPA (_supports_sdpa), which says what is causal")
+            # Modules share configurations: the first change is undone last.
+            stack.callback(setattr, config, IMPLEMENTATION, heads)
             setattr(config, IMPLEMENTATION, NAME)
         yield
-    finally:
-        _RECORD.reset(token)
-        for config, heads in before.values():
-            setattr(config, IMPLEMENTATION, heads)
