@@ -11,62 +11,51 @@ CACHE_NAME = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ 
 """The name of the cache among arguments and outputs of transformers' models: it changed in version 5.24."""
 
 
-class PolyheadCache(transformers.Cache):
-    """`memory`, a `polyhead.layers.cache.Cache` with `layers` layers, for `cache=` or, in 5.23, `past_key_values=`.
+class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both call their entries `layers`
+    """A `polyhead.layers.cache.Cache` with `layers` layers, for `cache=` or, in 5.23, `past_key_values=`.
 
     >>> cache = PolyheadCache(2)
     >>> len(cache), cache.get_seq_length()
     (2, 0)
     """
 
+    is_compileable = False
     _is_user_defined = False  # the library's mark of a cache that the caller of `generate` gave
-
-    def __init__(self, layers: int) -> None:
-        super().__init__(layers=[])
-        self.memory = Cache(layers)
-
-    def __len__(self) -> int:
-        return len(self.memory)
 
     @property
     def is_croppable(self) -> bool:
         """Whether every layer stores each token separately, and all of them."""
-        for layer in self.memory:
+        for layer in self:
             for name, tensor in layer._kept.items():
                 is_sum = isinstance(name, tuple) and name[-1] == "state"
-                if is_sum or tensor.ndim < 2 or tensor.shape[1] != layer.length:
+                if is_sum or tensor.shape[1] != layer.length:
                     return False
         return True
 
     @property
-    def is_linear(self) -> list[bool]:
-        """False for every layer: `generate` slices the tokens that a cache holds off the prompt."""
-        return [False] * len(self)
-
-    @property
     def batch_size(self) -> int:
         """Number of sequences; -1 while the cache is empty."""
-        return max(layer.batch for layer in self.memory) or -1
+        return max(layer.batch for layer in self) or -1
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens, padding included."""
-        return self.memory[layer_idx].length
+        return self[layer_idx].length
 
     def reset(self) -> None:
         """Empty the cache."""
-        self.memory = Cache(len(self.memory))
+        self.layers = Cache(len(self)).layers
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the rows `indices`, in that order.  Raises ValueError as `Cache.reorder` does."""
-        self.memory.reorder(indices)
+        self.reorder(indices)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """The same, for beams."""
-        self.memory.reorder(beam_idx)
+        self.reorder(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row `repeats` times, adjacent to each other."""
-        self.memory.reorder(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
+        self.reorder(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens; their number is given as a negative number.
@@ -75,13 +64,13 @@ class PolyheadCache(transformers.Cache):
         """
         if tokens_to_remove > 0:
             raise ValueError(f"PolyheadCache: crop takes minus the number of tokens but {tokens_to_remove} came")
-        if tokens_to_remove == 0 or not self.memory.length:
+        if tokens_to_remove == 0 or not self.length:
             return
         if not self.is_croppable:
             line = "some heads keep a sum of earlier tokens, or only the last: none can be removed"
             raise ValueError(f"PolyheadCache: {line}")
-        length = self.memory.length + tokens_to_remove
-        for layer in self.memory:
+        length = self.length + tokens_to_remove
+        for layer in self:
             layer._kept = {name: tensor[:, :length] for name, tensor in layer._kept.items()}
             if layer.real is not None:
                 layer.real = layer.real[:, :length]

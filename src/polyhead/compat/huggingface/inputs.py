@@ -70,7 +70,7 @@ def place_tokens(
         mask = mask[:, num_cached:]
 
     # Positions that are counted need not be passed on.
-    is_plain = mask is None and (cache is None or "positions" not in cache.memory[0])
+    is_plain = mask is None and (cache is None or "positions" not in cache[0])
     if is_plain and is_readable(position_ids):
         counted = torch.arange(num_cached, num_cached + t, device=position_ids.device)
         if torch.equal(position_ids, counted.expand_as(position_ids)):
@@ -106,7 +106,7 @@ def check_padding(model: str, attention_mask: Tensor, cache: PolyheadCache | Non
         require(attention_mask == real, f"{model}: attention_mask must be 1 at tokens and 0 at padding")
     if cache is None or not num_cached:
         return real
-    layer = cache.memory[0]
+    layer = cache[0]
     agrees = real[:, layer.gone : num_cached]
     if layer.real is not None:
         agrees = agrees == layer.real[:, : agrees.shape[1]]

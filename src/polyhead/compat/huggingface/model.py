@@ -152,7 +152,7 @@ class PolyheadModel(transformers.PreTrainedModel):
             mask=mask,
             positions=positions,
             cu_seqlens=cu_seqlens,
-            cache=None if cached is None else cached.memory,
+            cache=cached,
             taps=taps,
             stream=stream,
             outputs=False,
