@@ -1,8 +1,6 @@
 """Our cache with the interface that `GenerationMixin` of transformers needs."""
 
-import torch
 import transformers
-from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from polyhead.layers.cache import Cache
@@ -21,6 +19,7 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
 
     is_compileable = False
     _is_user_defined = False  # the library's mark of a cache that the caller of `generate` gave
+    reorder_cache = Cache.reorder  # type: ignore[assignment]  # for beams
 
     @property
     def is_croppable(self) -> bool:
@@ -41,22 +40,6 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
         """Number of tokens, padding included."""
         return self[layer_idx].length
 
-    def reset(self) -> None:
-        """Empty the cache."""
-        self.layers = Cache(len(self)).layers
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the rows `indices`, in that order.  Raises ValueError as `Cache.reorder` does."""
-        self.reorder(indices)
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """The same, for beams."""
-        self.reorder(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row `repeats` times, adjacent to each other."""
-        self.reorder(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
-
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens; their number is given as a negative number.
 
@@ -67,8 +50,7 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
         if tokens_to_remove == 0 or not self.length:
             return
         if not self.is_croppable:
-            line = "some heads keep a sum of earlier tokens, or only the last: none can be removed"
-            raise ValueError(f"PolyheadCache: {line}")
+            raise ValueError("PolyheadCache: some heads keep a sum of earlier tokens, or only the last: none can go")
         length = self.length + tokens_to_remove
         for layer in self:
             layer._kept = {name: tensor[:, :length] for name, tensor in layer._kept.items()}
