@@ -1,11 +1,11 @@
 """Our configuration as a configuration of transformers: JSON whose fields are all checked, and which runs no code."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 import transformers
 
 from polyhead import config as configs
-from polyhead.config import Logits, TransformerConfig
+from polyhead.config import TransformerConfig
 
 WHERE = "PolyheadConfig: transformer"
 
@@ -23,21 +23,22 @@ class PolyheadConfig(transformers.PretrainedConfig):
 
     model_type = "polyhead"
     has_no_defaults_at_init = True
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
 
     def __init__(self, transformer: Any = None, **others: Any) -> None:
         if not isinstance(transformer, TransformerConfig):
             transformer = configs.from_dict(transformer, where=WHERE)
         self.transformer = configs.to_dict(transformer)
-        for name in ("bos_token_id", "eos_token_id", "pad_token_id"):  # the library reads these attributes
-            others.setdefault(name, None)
+        # Attributes that the library reads; trainers that compute logits themselves multiply them by `logit_scale`.
+        others = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, **others}
+        is_tied = getattr(transformer.outputs, "tied", False)
         others |= {
             "vocab_size": getattr(transformer.inputs, "count", 0),
             "hidden_size": transformer.dim,
             "num_hidden_layers": transformer.layers,
             "num_attention_heads": sum(group.heads for group in transformer.layer_heads(0)),
             "max_position_embeddings": transformer.max_length,
-            "tie_word_embeddings": getattr(transformer.outputs, "tied", False),
+            "tie_word_embeddings": is_tied,
+            "logit_scale": transformer.dim**-0.5 if is_tied and transformer.outputs.scaled else None,
         }
         super().__init__(**others)
 
@@ -45,11 +46,3 @@ class PolyheadConfig(transformers.PretrainedConfig):
     def settings(self) -> TransformerConfig:
         """The transformer's configuration."""
         return configs.from_dict(self.transformer, where=WHERE)
-
-    @property
-    def logit_scale(self) -> float | None:
-        """The factor of the logits after the output map."""
-        settings = self.settings
-        if isinstance(settings.outputs, Logits) and settings.outputs.tied and settings.outputs.scaled:
-            return float(settings.dim) ** -0.5
-        return None
