@@ -147,19 +147,9 @@ class PolyheadModel(transformers.PreTrainedModel):
         mask, positions, cu_seqlens = place_tokens(name, present[0], attention_mask, position_ids, cached)
         stream: list[Tensor] | None = [] if output_hidden_states else None
         taps: list[Taps] | None = [] if output_attentions else None
-        x = self.model(
-            present[0],
-            mask=mask,
-            positions=positions,
-            cu_seqlens=cu_seqlens,
-            cache=cached,
-            taps=taps,
-            stream=stream,
-            outputs=False,
-        )
-        fields: dict[str, Any] = {CACHE_NAME: cached}
-        if stream is not None:
-            fields["hidden_states"] = tuple(stream)
+        arguments = {"mask": mask, "positions": positions, "cu_seqlens": cu_seqlens, "cache": cached}
+        x = self.model(present[0], **arguments, taps=taps, stream=stream, outputs=False)
+        fields: dict[str, Any] = {CACHE_NAME: cached, "hidden_states": stream and tuple(stream)}
         if taps is not None:
             codes = []
             for layer in taps:
@@ -182,8 +172,7 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
     def __init__(self, config: PolyheadConfig) -> None:
         causal, outputs = config.settings.causal, config.settings.outputs
         if not (isinstance(outputs, Logits) and causal):
-            line = "the model must be causal and end in Logits"
-            raise ValueError(f"PolyheadForCausalLM: {line}, got causal={causal} and {outputs}")
+            raise ValueError(f"PolyheadForCausalLM: the model must be causal and end in Logits ({causal=}, {outputs})")
         super().__init__(config, outputs=True)
 
     @property
