@@ -4,9 +4,10 @@
 would remain softmax attention, without a word.  So a name of ours is taken by the types in `CHECKED` alone.
 """
 
+import contextlib
 import functools
 from contextvars import ContextVar
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,23 +32,13 @@ CHECKED = {
 }
 """Model types that call the attention interface in every layer.  Add others after a comparison with eager attention."""
 
-_CALLED: ContextVar[dict[nn.Module, str]] = ContextVar("called")
+CALLED: ContextVar[dict[nn.Module, str]] = ContextVar("called")
+"""What computes the attention of each module, for `verify`."""
 
 
-def note(module: nn.Module, heads: str) -> None:
-    """Record for `verify` what computes the attention of a module."""
-    if not torch.compiler.is_compiling():
-        _CALLED.get({})[module] = heads
-
-
-def is_polyhead(name: object) -> TypeGuard[str]:
-    """Whether an `attn_implementation` is one of our heads."""
-    return isinstance(name, str) and name.startswith(PREFIX)
-
-
-def check_type(model: str, model_type: str, name: str) -> None:
-    """Raise ValueError unless models of this type are known to call the implementation `name`."""
-    if model_type.removeprefix(PREFIX) not in CHECKED:
+def check_type(model: str, model_type: str, name: object) -> None:
+    """Raise ValueError if `name` is one of our heads, and models of this type are not known to call them."""
+    if str(name).startswith(PREFIX) and model_type.removeprefix(PREFIX) not in CHECKED:
         raise ValueError(
             f"polyhead: {model} must call its attention through transformers' AttentionInterface for {name!r}, which "
             f"is not known of the type {model_type!r} (compare it with eager attention, then huggingface.CHECKED.add)"
@@ -60,22 +51,20 @@ _method: Any = PreTrainedModel.get_correct_attn_implementation
 @functools.wraps(_method)
 def _checked(self: PreTrainedModel, requested_attention: Any = None, *args: Any, **options: Any) -> Any:
     """transformers asks this when a model gets the name of an implementation."""
-    if is_polyhead(requested_attention):
-        check_type(type(self).__name__, self.config.model_type, requested_attention)
+    check_type(type(self).__name__, self.config.model_type, requested_attention)
     return _method(self, requested_attention, *args, **options)
 
 
 PreTrainedModel.get_correct_attn_implementation = _checked  # type: ignore[method-assign]
 
 
-def mask(*sizes: Any, config: Any = None, **options: Any) -> Tensor | None:
+def mask(*sizes: Any, config: Any, **options: Any) -> Tensor | None:
     """The mask that architectures pass to our function: that of SDPA."""
-    name = getattr(config, "_attn_implementation", None)
-    if is_polyhead(name):  # a configuration may get a name of ours behind the model's back
-        check_type(type(config).__name__, config.model_type, name)
+    # A configuration may get a name of ours behind the model's back.
+    check_type(type(config).__name__, config.model_type, config._attn_implementation)
     # Recorded code has no numbers of the padding yet, so the mask must be made whatever they are.
     padding = options.get("attention_mask")
-    if padding is not None and not torch.compiler.is_compiling() and not is_readable(padding):
+    if padding is not None and not is_readable(padding):
         options["allow_is_causal_skip"] = False  # transformers would read the padding under vmap and in make_fx
     return sdpa_mask(*sizes, config=config, **options)
 
@@ -97,17 +86,14 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, str]:
     if not inputs and not options:
         inputs = (torch.arange(1, 5, device=next(model.parameters()).device)[None],)
     called: dict[nn.Module, str] = {}
-    token = _CALLED.set(called)
-    try:
-        with looking(model), torch.compiler.set_stance("force_eager"):
-            model(*inputs, **options)
-    finally:
-        _CALLED.reset(token)
+    with contextlib.ExitStack() as stack, looking(model), torch.compiler.set_stance("force_eager"):
+        stack.callback(CALLED.reset, CALLED.set(called))
+        model(*inputs, **options)
     # torch.compile wraps the model; names of layers are those of the model inside.
     model = getattr(model, "_orig_mod", model)
     kind, config = type(model).__name__, getattr(model, "config", None)
     name = getattr(config, "_attn_implementation", None)
-    if is_polyhead(name) and not called:
+    if str(name).startswith(PREFIX) and not called:
         raise ValueError(f"polyhead: {kind} has {name!r} but none of its layers calls it")
     indices = {getattr(module, "layer_idx", None) for module in called}
     for i, heads in enumerate(getattr(config, "polyhead_heads", None) or ()):

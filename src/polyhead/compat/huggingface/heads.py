@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -18,7 +19,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from polyhead import config as configs
 from polyhead.compat.huggingface.attention import SOFTMAX, Heads, alone, attend, pass_stream
-from polyhead.compat.huggingface.calls import BY_LAYER, PREFIX, check_type, mask, note
+from polyhead.compat.huggingface.calls import BY_LAYER, CALLED, PREFIX, check_type, mask
 from polyhead.config import Hyla, Linear, Mechanism, Softmax, head_list
 from polyhead.layers.heads.groups import build
 
@@ -170,7 +171,8 @@ class _HasHeads:
 def _by_name(
     name: str, heads: Callable[..., Any], module: nn.Module, *tensors: Any, **options: Any
 ) -> tuple[Tensor, Any]:
-    note(module, name)
+    if not torch.compiler.is_compiling():
+        CALLED.get({})[module] = name  # `verify` reads it
     return attend(heads, module, *tensors, **options)
 
 

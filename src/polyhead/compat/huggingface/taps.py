@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from polyhead.compat.huggingface.attention import SOFTMAX, attend
-from polyhead.compat.huggingface.calls import CHECKED, is_polyhead, mask
+from polyhead.compat.huggingface.calls import CHECKED, PREFIX, mask
 from polyhead.layers.call import LayerLimits
 from polyhead.layers.heads.functions import code_with
 from polyhead.layers.taps import Taps, looking, tapped
@@ -79,7 +79,7 @@ def _recording(model: nn.Module, record: Callable[..., Any]) -> Iterator[None]:
             if not hasattr(config, IMPLEMENTATION):
                 continue
             heads, kind = getattr(config, IMPLEMENTATION), type(module).__name__
-            if is_polyhead(heads):  # their code is not that of softmax attention
+            if str(heads).startswith(PREFIX):  # their code is not that of softmax attention
                 raise ValueError(f"capture: {kind} must run softmax attention but its heads are {heads}")
             # Without a mask our function is causal where SDPA is; other models may mean something else.
             if isinstance(module, PreTrainedModel) and not module._supports_sdpa and config.model_type not in CHECKED:
