@@ -36,8 +36,6 @@ TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "granite", "smo
 """Model types for which `register` makes classes.  Call `register("phi")` for others, also before loading one."""
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
-Layers = list[tuple[Mechanism, ...] | None]
-"""The heads of each layer; None leaves a layer unchanged."""
 
 
 def register(*types: str) -> None:
@@ -54,8 +52,7 @@ def register(*types: str) -> None:
         AttentionInterface.register(name, function)
         AttentionMaskInterface.register(name, mask)
     for name in (*TYPES, *types):
-        if name in CONFIG_MAPPING or name in types:
-            _classes(name)
+        _classes(name)
 
 
 def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
@@ -70,8 +67,14 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     by_layer = [heads] if isinstance(heads, Mechanism) else list(heads)
     if all(isinstance(group, Mechanism) for group in by_layer):
         by_layer = [by_layer] * config.num_hidden_layers
-    layers: Layers = [None if groups is None else head_list("with_heads", groups) for groups in by_layer]
-    return _with_layers(config, layers)
+    config = copy.deepcopy(config)
+    config.__class__ = _classes(config.model_type.removeprefix(PREFIX))[0]
+    config.polyhead_heads = []
+    for groups in by_layer:
+        values = None if groups is None else [configs.to_dict(group) for group in head_list("with_heads", groups)]
+        config.polyhead_heads.append(values)
+    vars(config).pop("_attn_implementation_internal", None)  # the new class has a property of this name
+    return config
 
 
 def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism | Sequence[Mechanism]) -> nn.Module:
@@ -93,34 +96,28 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     config: Any = model.config
     groups = head_list("swap_heads", heads)
     indices = range(config.num_hidden_layers)
+    before = getattr(config, "polyhead_heads", [None] * len(indices))
     chosen = [indices[layer] for layer in (indices if layers is None else layers)]
     # The class of the model must be the one that the new class extends: its code then runs on unchanged.
-    holder, network = _classes(config.model_type.removeprefix(PREFIX))
+    network = _classes(config.model_type.removeprefix(PREFIX))[1]
     if not isinstance(model, network.__mro__[2]):
         raise ValueError(f"swap_heads: the model must be a {network.__mro__[2].__name__}, got {type(model).__name__}")
     # All new heads are built before the first change, so that an error leaves the model as it was.
-    by_layer: Layers = layer_heads(config) if isinstance(config, holder) else [None] * len(indices)
-    new_heads = []
+    new_heads = {}
     for layer in chosen:
         attention = _attention(model, layer)
-        new_heads.append((attention, Heads(groups, config, attention.v_proj)))
-        by_layer[layer] = groups
-    for attention, module in new_heads:
+        new_heads[attention] = Heads(groups, config, attention.v_proj)
+    for attention, module in new_heads.items():
         _put(attention, module)
-    new_config = _with_layers(config, by_layer)  # the object that the caller may hold does not change
+    new_config = with_heads(config, groups)  # the object that the caller may hold does not change
+    for layer in indices:
+        if layer not in chosen:
+            new_config.polyhead_heads[layer] = before[layer]
     for part in model.modules():
         if vars(part).get("config") is config:
             part.config = new_config
     model.__class__ = network
     return model
-
-
-def layer_heads(config: Any) -> Layers:
-    """The heads of each layer of a configuration, from its JSON values."""
-    layers: Layers = []
-    for groups in config.polyhead_heads:
-        layers.append(groups and tuple(configs.from_dict(group, where="polyhead_heads") for group in groups))
-    return layers
 
 
 class HoldsHeads:
@@ -152,9 +149,10 @@ class _HasHeads:
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
-        for layer, groups in zip(range(config.num_hidden_layers), layer_heads(config), strict=True):
-            if groups is not None:
-                attention = _attention(self, layer)  # type: ignore[arg-type]
+        for layer, values in enumerate(config.polyhead_heads):
+            if values is not None:
+                groups = [configs.from_dict(group, where="polyhead_heads") for group in values]
+                attention = _attention(self, layer)
                 _put(attention, Heads(groups, config, attention.v_proj))
 
     def initialize_weights(self) -> None:
@@ -176,10 +174,9 @@ def _by_name(
     return attend(heads, module, *tensors, **options)
 
 
-def _by_layer(module: nn.Module, *tensors: Any, **options: Any) -> tuple[Tensor, Any]:
+def _by_layer(module: Any, *tensors: Any, **options: Any) -> tuple[Tensor, Any]:
     """Layers with our heads compute these; all others compute softmax attention."""
-    config: Any = module.config
-    groups: Any = config.polyhead_heads[module.layer_idx]
+    groups = module.config.polyhead_heads[module.layer_idx]
     heads: Any = getattr(module, "polyhead", None)
     # Another library may have put another module in the place of the heads.
     has_heads = heads is not None and any(isinstance(part, Heads) for part in heads.modules())
@@ -207,18 +204,7 @@ def _classes(model_type: str) -> tuple[type, type]:
     return holder, network
 
 
-def _with_layers(config: Any, layers: Layers) -> Any:
-    """A copy of a configuration with the heads of each layer."""
-    config = copy.deepcopy(config)
-    config.__class__ = _classes(config.model_type.removeprefix(PREFIX))[0]
-    config.polyhead_heads = []
-    for groups in layers:
-        config.polyhead_heads.append(groups and [configs.to_dict(group) for group in groups])
-    vars(config).pop("_attn_implementation_internal", None)  # the new class has a property of this name
-    return config
-
-
-def _attention(model: nn.Module, layer: int) -> Any:
+def _attention(model: Any, layer: int) -> Any:
     """The attention module of a layer.  Raises ValueError unless it has separate projections."""
     candidates = [module for module in model.modules() if module._modules.keys() >= PROJECTIONS]
     modules = [module for module in candidates if getattr(module, "layer_idx", None) == layer]
