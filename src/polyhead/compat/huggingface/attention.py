@@ -24,7 +24,8 @@ from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.groups import build
 from polyhead.layers.heads.symbolic import SymbolGroup
-from polyhead.layers.projection import by_offset
+from polyhead.layers.projection import affine, by_offset
+from polyhead.layers.taps import looking
 from polyhead.ops.call import Masks
 from polyhead.ops.latent_code import at_least_float32, share
 
@@ -42,25 +43,18 @@ by offset (n g e), and "keys", the range of its keys.  Empty for heads that read
 class Heads(Groups):
     """The head groups of one layer of a foreign model, with their own parameters and the layer's own symbols.
 
-    They get the sizes of `config`, and the device and dtype of the layer's `v_proj`.  Raises ValueError if the numbers
-    of heads differ, or if a mechanism needs more than the model's q, k and v.
+    They get the sizes of the module `attention`, and the device and dtype of its `v_proj`.  Raises ValueError if the
+    numbers of heads differ, or if a mechanism needs more than the model's q, k and v.
     """
 
-    def __init__(self, mechanisms: Sequence[configs.Mechanism], config: Any, v_proj: Any) -> None:
+    def __init__(self, mechanisms: Sequence[configs.Mechanism], attention: Any) -> None:
         super().__init__()
+        config, v_proj, weight = attention.config, attention.v_proj, attention.v_proj.weight
         heads, num_heads = sum(mechanism.heads for mechanism in mechanisms), config.num_attention_heads
         if heads != num_heads:
             raise ValueError(f"heads: the model has {num_heads} heads, so give {num_heads}, got {heads}")
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        # Symbols are mapped by a copy of rows of v_proj.  A wrapped map has none, and the entries of a quantised one
-        # are codes of its values: integers, or floating numbers of eight bits.
-        weight = v_proj.weight
-        has_rows = isinstance(v_proj, nn.Linear) and weight.is_floating_point() and weight.itemsize > 1
-        if not has_rows and any(isinstance(mechanism, configs.SymbolHeads) for mechanism in mechanisms):
-            raise ValueError("heads: v_proj must be a plain linear layer: swap before adapters, quantisation")
         # `num_sharing` query heads of the model read one head of keys.
-        num_sharing, first = heads // kv_heads, 0
+        num_sharing, dim, first = attention.num_key_value_groups, attention.head_dim, 0
         fitted: list[configs.Mechanism] = []
         # For each group its heads, and its keys; None if the group's heads cut through a set that shares keys.
         self.slices: list[tuple[slice, slice | None]] = []
@@ -73,14 +67,8 @@ class Heads(Groups):
             self.slices.append((slice(first, last), keys))
             first = last
         self.width = config.hidden_size
-        self.add_groups(
-            *("heads", tuple(fitted), self.width),
-            bias=v_proj.bias is not None,
-            max_length=config.max_position_embeddings,
-            causal=True,
-            device=weight.device,
-            dtype=weight.dtype,
-        )
+        options = {"max_length": config.max_position_embeddings, "device": weight.device, "dtype": weight.dtype}
+        self.add_groups("heads", tuple(fitted), self.width, bias=v_proj.bias is not None, causal=True, **options)
         self._copy_values(v_proj)
 
     @torch.no_grad()
@@ -90,8 +78,11 @@ class Heads(Groups):
             if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != self.width:
                 continue
             rows = slice(keys.start * group.sizes.value_dim, keys.stop * group.sizes.value_dim)
-            for name, parameter in group.value.named_parameters():
-                parameter.copy_(v_proj.get_parameter(name)[rows])
+            with looking(v_proj):  # a wrapped map may drop out
+                weight, bias = affine(v_proj)
+            group.value.weight.copy_(weight[rows])
+            if bias is not None and group.value.bias is not None:
+                group.value.bias.copy_(bias[rows])
             if hasattr(group, "reset_parameters"):  # of the weights of relations, which depend on the map
                 group.reset_parameters()  # type: ignore[operator]
 

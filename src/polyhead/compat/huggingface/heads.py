@@ -106,7 +106,7 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     new_heads = {}
     for layer in chosen:
         attention = _attention(model, layer)
-        new_heads[attention] = Heads(groups, config, attention.v_proj)
+        new_heads[attention] = Heads(groups, attention)
     for attention, module in new_heads.items():
         _put(attention, module)
     new_config = with_heads(config, groups)  # the object that the caller may hold does not change
@@ -153,7 +153,7 @@ class _HasHeads:
             if values is not None:
                 groups = [configs.from_dict(group, where="polyhead_heads") for group in values]
                 attention = _attention(self, layer)
-                _put(attention, Heads(groups, config, attention.v_proj))
+                _put(attention, Heads(groups, attention))
 
     def initialize_weights(self) -> None:
         """After a checkpoint is read, refuse one that lacks parameters of the heads."""
