@@ -35,9 +35,9 @@ REFUSED = ("sinks", "head_mask", "indices", "block_indices", "cache")
 SOFTMAX = build(configs.Softmax(1), 1, 1)
 """A group without parameters, for any number of heads."""
 
-FromStream = list[dict[str, Any]]
-"""For each group, its tensors from the stream: "received" (by name), "k_rel" (b t r p), "values" (b t g e) or a table
-by offset (n g e), and "keys", the range of its keys.  Empty for heads that read only q, k and v."""
+FromStream = dict[tuple[int, str], Tensor]
+"""By the index of a group and a name: "q_rel" and "k_rel" (b t r p), and symbols, "v" (b t g e) or a "table" by offset
+(n g e).  Heads that read only q, k and v have none."""
 
 
 class Heads(Groups):
@@ -93,11 +93,11 @@ class Heads(Groups):
         v: Float[Tensor, "b s g e"] | None = None,
         *,
         limits: LayerLimits | None = None,
-        relational: list[dict[str, Tensor]] | None = None,
+        relational: dict[int, dict[str, Tensor]] | None = None,
         first: int = 0,
         positions: Tensor | None = None,
     ) -> Float[Tensor, "b t h e"] | FromStream:
-        """The output of all heads; `relational`: for each group, tensors that q, k and v do not give.
+        """The output of all heads; `relational`: by index of the group, tensors that q, k and v do not give.
 
         Without k and v it returns `FromStream` for the stream `q` (b t m), whose first token has the index `first`.
         """
@@ -111,25 +111,25 @@ class Heads(Groups):
             else:
                 tensors = {"k": k[:, :, keys], "v": v[:, :, keys]}
             if relational is not None:
-                tensors |= relational[i]
+                tensors |= relational.get(i, {})
             tensors["q"] = q[:, :, heads]
             outputs.append(attended(group, limits.call(tensors, heads.start, heads.stop)))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)  # one group needs no copy
 
     def _from_stream(self, x: Tensor, first: int, positions: Tensor | None) -> FromStream:
         symbols = [source(x, first=first, positions=positions) for source in self.symbols]
-        from_stream = []
-        for group, source, (_, keys) in zip(self.groups, self.source_of, self.slices, strict=True):
-            tensors: dict[str, Any] = {}
-            if source is not None and keys is not None:
-                features = asked(group, "features")(x)
-                tensors["received"] = asked(group, "receive")(features)
-                tensors |= asked(group, "send")(features)  # empty for an Abstractor
-                tensors["keys"] = keys
-                values = asked(group, "values")(symbols[source])
-                # Symbols by position may be shared by all sequences; a table by offset is.
-                tensors["values"] = values.expand(x.shape[0], -1, -1, -1) if values.ndim == 4 else values
-            from_stream.append(tensors)
+        from_stream: FromStream = {}
+        for i, (group, source) in enumerate(zip(self.groups, self.source_of, strict=True)):
+            if source is None:
+                continue
+            features = asked(group, "features")(x)
+            for name, tensor in (asked(group, "receive")(features) | asked(group, "send")(features)).items():
+                from_stream[i, name] = tensor
+            values = asked(group, "values")(symbols[source])
+            if values.ndim == 4:  # symbols by position may be shared by all sequences; a table by offset is
+                from_stream[i, "v"] = values.expand(x.shape[0], -1, -1, -1)
+            else:
+                from_stream[i, "table"] = values
         return from_stream
 
 
@@ -152,8 +152,8 @@ def _fitted(mechanism: configs.Mechanism, is_whole: bool, **fields: Any) -> conf
 class RelationalInputs:
     """Inputs of relational heads beside q, k and v in one call: the stream, symbols, and all relation keys.
 
-    It takes the place of a cache: `update` stores symbols as values, and appends relation keys to each key.  So any
-    cache of transformers stores them.
+    It takes the place of a cache: `update` appends relation keys and symbols to each key.  So any cache of transformers
+    stores them.
     """
 
     def __init__(self, from_stream: FromStream, cache: Any, num_cached: int) -> None:
@@ -163,43 +163,32 @@ class RelationalInputs:
         return getattr(self.__dict__["cache"], name)
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """Add keys and values to the cache and return all of them (b g s d), without the appended relation keys."""
-        # A cache stores one value for each key, and relational heads read symbols in its place.
-        value = value.clone()
-        receivers = [tensors for tensors in self.from_stream if tensors and tensors["values"].ndim == 4]
-        for tensors in receivers:
-            value[:, tensors["keys"]] = tensors["values"].transpose(1, 2)
-        # Caches store keys (b g s d) of any width: relation keys travel as more columns, cut into g parts, one for each
-        # head of keys; zeros fill the last part.
-        g, d = key.shape[1], key.shape[-1]
-        senders = [tensors for tensors in self.from_stream if "k_rel" in tensors]
-        if senders:
-            joint = torch.cat([tensors["k_rel"].flatten(2) for tensors in senders], dim=-1)
+        """Add keys and values to the cache and return all of them (b g s d), without what was appended."""
+        # Caches store keys (b g s d) of any width: what else belongs to a token travels as more columns, cut into g
+        # parts, one for each head of keys; zeros fill the last part.
+        by_token = {name: tensor for name, tensor in self.from_stream.items() if name[1] in ("k_rel", "v")}
+        columns, g = [key], key.shape[1]
+        for tensor in by_token.values():
+            joint = tensor.flatten(2)
             joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))
-            key = torch.cat((key, joint.unflatten(-1, (g, -1)).transpose(1, 2)), dim=-1)
-        key, value = self.cache.update(key, value, layer, *args, **kwargs)
-        for tensors in receivers:
-            tensors["values"] = value[:, tensors["keys"]].transpose(1, 2)
-        joint = key[..., d:].transpose(1, 2).flatten(2)
-        for tensors in senders:
-            sizes = tensors["k_rel"].shape[2:]
-            tensors["k_rel"] = joint[..., : sizes.numel()].unflatten(-1, sizes)
-            joint = joint[..., sizes.numel() :]
-        return key[..., :d], value
+            columns.append(joint.unflatten(-1, (g, -1)).transpose(1, 2))
+        key, value = self.cache.update(torch.cat(columns, dim=-1), value, layer, *args, **kwargs)
+        key, *parts = key.split([part.shape[-1] for part in columns], dim=-1)
+        for (name, tensor), part in zip(by_token.items(), parts, strict=True):
+            sizes = tensor.shape[2:]
+            self.from_stream[name] = part.transpose(1, 2).flatten(2)[..., : sizes.numel()].unflatten(-1, sizes)
+        return key, value
 
-    def by_group(self, t: int, s: int) -> list[dict[str, Tensor]]:
-        """For each group, q_rel of `t` receivers, and k_rel and symbols of the first `s` senders."""
-        groups: list[dict[str, Tensor]] = []
-        for tensors in self.from_stream:
-            group = dict(tensors.get("received", {}))
-            if "k_rel" in tensors:
-                group["k_rel"] = tensors["k_rel"][:, :s]
-            if tensors and tensors["values"].ndim == 4:
-                group["v"] = tensors["values"][:, :s]
-            elif tensors:  # by offset
+    def by_group(self, t: int, s: int) -> dict[int, dict[str, Tensor]]:
+        """By index of the group, q_rel of `t` receivers, and k_rel and symbols of the first `s` senders."""
+        groups: dict[int, dict[str, Tensor]] = {}
+        for (i, name), tensor in self.from_stream.items():
+            of_group = groups.setdefault(i, {})
+            if name == "table":
                 # A cache of fixed size has empty places after the last token, one with a window fewer than came before.
-                group["v"] = by_offset(tensors["values"], t, s, min(self.num_cached, s - t))
-            groups.append(group)
+                of_group["v"] = by_offset(tensor, t, s, min(self.num_cached, s - t))
+            else:
+                of_group[name] = tensor[:, :s]
         return groups
 
 
