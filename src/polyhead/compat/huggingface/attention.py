@@ -9,7 +9,7 @@ the heads, and to the module `RelationalInputs` in place of the cache.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -212,9 +212,16 @@ def attend(
     """The function of the interface, on (b h t d) tensors; returns (b t h e).
 
     `heads` is called like `Heads`.  Softmax heads get the model's soft cap and sinks (`s_aux`); heads of other kinds
-    have neither.  Raises ValueError for options that the ops lack.
+    have neither.  Raises ValueError for options that the ops lack, and for packed sequences that no mask separates.
     """
-    check_options(module, options, attention_mask)
+    name = type(module).__name__
+    for option in REFUSED:
+        if options.get(option) is not None:
+            raise ValueError(f"polyhead: {name} must be plain attention but {option} changes it")
+    edges = options.get("cu_seq_lens_q")
+    if attention_mask is None and edges is not None and len(edges) > 2:
+        raise ValueError(f"polyhead: {name} needs position_ids that restart in each sequence, not only cu_seq_lens_q")
+
     # transformers has (b h t d), polyhead has (b t h d): views, no copies.
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     t, d = q.shape[1], q.shape[3]
@@ -232,7 +239,6 @@ def attend(
         if array is None:
             continue
         if array.ndim != 4:
-            name = type(module).__name__
             raise ValueError(f"polyhead: a mask of {name} must be (b h t s) but is {tuple(array.shape)}")
         masks.append(array[..., :s])
     is_boolean = len(masks) == 1 and masks[0].dtype == torch.bool  # not read, which would synchronise the device
@@ -250,25 +256,10 @@ def attend(
     return heads(q, k, v, limits=layer_limits, relational=relational).contiguous(), None
 
 
-def alone(group: HeadGroup) -> Callable[..., Tensor]:
-    """Wrap a group that has all heads of a layer and reads only q, k and v, to be called like `Heads`."""
-
-    def heads(q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: None) -> Tensor:
-        limits = dataclasses.replace(limits, bias=added("polyhead", [group], limits.bias))
-        return group(limits.call({"q": q, "k": k, "v": v}, 0, q.shape[2]))
-
-    return heads
-
-
-def check_options(module: nn.Module, options: Mapping[str, Any], mask: Tensor | None) -> None:
-    """Raise ValueError for options that the ops lack, and for packed sequences that no mask separates."""
-    name = type(module).__name__
-    for option in REFUSED:
-        if options.get(option) is not None:
-            raise ValueError(f"polyhead: {name} must be plain attention but {option} changes it")
-    edges = options.get("cu_seq_lens_q")
-    if mask is None and edges is not None and len(edges) > 2:
-        raise ValueError(f"polyhead: {name} needs position_ids that restart in each sequence, not only cu_seq_lens_q")
+def alone(group: HeadGroup, q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: None) -> Tensor:
+    """The output of a group that has all heads of a layer and reads only q, k and v: called like `Heads`."""
+    limits = dataclasses.replace(limits, bias=added("polyhead", [group], limits.bias))
+    return group(limits.call({"q": q, "k": k, "v": v}, 0, q.shape[2]))
 
 
 def pass_stream(module: Any, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -47,7 +47,7 @@ def register(*types: str) -> None:
     functions: dict[str, Callable[..., Any]] = {BY_LAYER: _by_layer}
     for name, mechanism in NAMES.items():
         group = build(mechanism, 1, 1)  # holds no parameters, and the op takes any number of heads
-        functions[name] = functools.partial(_by_name, name, alone(group))
+        functions[name] = functools.partial(_by_name, name, functools.partial(alone, group))
     for name, function in functions.items():
         AttentionInterface.register(name, function)
         AttentionMaskInterface.register(name, mask)
@@ -183,7 +183,7 @@ def _by_layer(module: Any, *tensors: Any, **options: Any) -> tuple[Tensor, Any]:
     if has_heads != (groups is not None):
         raise ValueError(f"polyhead: layer {module.layer_idx} must have the heads of its configuration, {groups}")
     if not has_heads:
-        return _by_name("polyhead_softmax", alone(SOFTMAX), module, *tensors, **options)
+        return _by_name("polyhead_softmax", functools.partial(alone, SOFTMAX), module, *tensors, **options)
     name = ", ".join(f"{group['kind']}({group['heads']})" for group in groups)
     return _by_name(name, heads, module, *tensors, **options)
 
