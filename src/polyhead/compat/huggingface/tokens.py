@@ -20,12 +20,8 @@ def tokenizer_of(codec: Bytes | Subwords, *, max_length: int | None = None) -> t
 
     The token between documents is its `eos_token` and its padding token, on the left.
     """
-    end: str | None = NUL
-    if isinstance(codec, Bytes):
-        rust = _bytes()
-    else:
-        rust = tokenizers.Tokenizer.from_str(codec.text)
-        end = None if codec.end is None else rust.id_to_token(codec.end)
+    rust = _bytes() if isinstance(codec, Bytes) else tokenizers.Tokenizer.from_str(codec.text)
+    end = None if codec.end is None else rust.id_to_token(codec.end)
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=rust,
         clean_up_tokenization_spaces=False,
