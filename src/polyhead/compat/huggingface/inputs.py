@@ -31,11 +31,7 @@ def require(condition: Tensor, message: str) -> None:
 
 
 def place_tokens(
-    model: str,
-    tokens: Tensor,
-    attention_mask: Tensor | None,
-    position_ids: Tensor | None,
-    cache: PolyheadCache | None,
+    model: str, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: PolyheadCache | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """For `tokens` (b t ...), which follow those in the cache: mask (b t), positions (b|1 t), and `cu_seqlens`.
 
@@ -47,11 +43,10 @@ def place_tokens(
     """
     b, t = tokens.shape[:2]
     num_cached = 0 if cache is None else cache.get_seq_length()
-    if attention_mask is not None and attention_mask.shape != (b, num_cached + t):
-        shape = tuple(attention_mask.shape)
-        raise ValueError(
-            f"{model}: attention_mask must be (b s) = {(b, num_cached + t)}, the tokens before included, but is {shape}"
-        )
+    s = num_cached + t
+    if attention_mask is not None and attention_mask.shape != (b, s):
+        dims = tuple(attention_mask.shape)
+        raise ValueError(f"{model}: attention_mask must be (b s) = {(b, s)}, the tokens before included, but is {dims}")
     if position_ids is not None and tuple(position_ids.shape) not in ((b, t), (1, t)):
         raise ValueError(f"{model}: position_ids must be (b|1 t) = {(b, t)} but is {tuple(position_ids.shape)}")
 
@@ -72,7 +67,7 @@ def place_tokens(
     # Positions that are counted need not be passed on.
     is_plain = mask is None and (cache is None or "positions" not in cache[0])
     if is_plain and is_readable(position_ids):
-        counted = torch.arange(num_cached, num_cached + t, device=position_ids.device)
+        counted = torch.arange(num_cached, s, device=position_ids.device)
         if torch.equal(position_ids, counted.expand_as(position_ids)):
             return None, None, None
 
