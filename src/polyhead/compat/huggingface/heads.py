@@ -8,7 +8,7 @@ swap_heads(model, [4, 5], [ph.Softmax(16), ph.Relational(16)])                  
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -102,13 +102,7 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     network = _classes(config.model_type.removeprefix(PREFIX))[1]
     if not isinstance(model, network.__mro__[2]):
         raise ValueError(f"swap_heads: the model must be a {network.__mro__[2].__name__}, got {type(model).__name__}")
-    # All new heads are built before the first change, so that an error leaves the model as it was.
-    new_heads = {}
-    for layer in chosen:
-        attention = _attention(model, layer)
-        new_heads[attention] = Heads(groups, attention)
-    for attention, module in new_heads.items():
-        _put(attention, module)
+    _put(model, dict.fromkeys(chosen, groups))
     new_config = with_heads(config, groups)  # the object that the caller may hold does not change
     for layer in indices:
         if layer not in chosen:
@@ -125,8 +119,6 @@ class HoldsHeads:
 
     Files have the implementation, too: LlamaForCausalLM refuses it if ours are not registered.
     """
-
-    polyhead_heads: list[Any] | None
 
     @property
     def _attn_implementation_internal(self) -> str:
@@ -145,15 +137,13 @@ class HoldsHeads:
 class _HasHeads:
     """Mixin of a model class: its layers get the heads of the configuration."""
 
-    config: Any
-
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
+        by_layer = {}
         for layer, values in enumerate(config.polyhead_heads):
             if values is not None:
-                groups = [configs.from_dict(group, where="polyhead_heads") for group in values]
-                attention = _attention(self, layer)
-                _put(attention, Heads(groups, attention))
+                by_layer[layer] = [configs.from_dict(group, where="polyhead_heads") for group in values]
+        _put(self, by_layer)
 
     def initialize_weights(self) -> None:
         """After a checkpoint is read, refuse one that lacks parameters of the heads."""
@@ -204,18 +194,20 @@ def _classes(model_type: str) -> tuple[type, type]:
     return holder, network
 
 
-def _attention(model: Any, layer: int) -> Any:
-    """The attention module of a layer.  Raises ValueError unless it has separate projections."""
+def _put(model: Any, by_layer: Mapping[int, Sequence[Mechanism]]) -> None:
+    """Put heads into the attention of layers.  Raises ValueError for attention without separate projections.
+
+    All heads are built before the first change, so that an error leaves the model as it was.
+    """
     candidates = [module for module in model.modules() if module._modules.keys() >= PROJECTIONS]
-    modules = [module for module in candidates if getattr(module, "layer_idx", None) == layer]
-    if len(modules) != 1:
-        name = type(model).__name__
-        raise ValueError(f"polyhead: {name} must have q_proj, k_proj, v_proj and o_proj in layer {layer}")
-    return modules[0]
-
-
-def _put(attention: Any, heads: Heads) -> None:
-    """Put heads into an attention module."""
-    attention.polyhead = heads.train(attention.training)
-    if len(heads.symbols) and pass_stream not in attention._forward_pre_hooks.values():
-        attention.register_forward_pre_hook(pass_stream, with_kwargs=True)
+    new_heads = {}
+    for layer, groups in by_layer.items():
+        modules = [module for module in candidates if getattr(module, "layer_idx", None) == layer]
+        if len(modules) != 1:
+            name = type(model).__name__
+            raise ValueError(f"polyhead: {name} must have q_proj, k_proj, v_proj and o_proj in layer {layer}")
+        new_heads[modules[0]] = Heads(groups, modules[0])
+    for attention, heads in new_heads.items():
+        attention.polyhead = heads.train(attention.training)
+        if len(heads.symbols) and pass_stream not in attention._forward_pre_hooks.values():
+            attention.register_forward_pre_hook(pass_stream, with_kwargs=True)
