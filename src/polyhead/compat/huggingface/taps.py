@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -47,8 +47,7 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     def heads(name: str, q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: None) -> Tensor:
         call = limits.call({"q": q, "k": k, "v": v}, 0, q.shape[2])
         unknown = dict.fromkeys(("w_value", "b_value", "w_out"))
-        scale = q.shape[-1] ** -0.5
-        group = tapped(SOFTMAX, call, SOFTMAX(call), scale=scale, **unknown)
+        group = tapped(SOFTMAX, call, SOFTMAX(call), scale=q.shape[-1] ** -0.5, **unknown)
         # The soft cap and the sinks are those of the model.
         extras = {"softcap": call.softcap, "sinks": call.sinks}
         group = dataclasses.replace(group, coder=partial(code_with, code_of("softmax"), extras))
@@ -58,33 +57,26 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     def record(module: nn.Module, *tensors: Any, **options: Any) -> Any:
         return attend(partial(heads, names.get(module, type(module).__name__)), module, *tensors, **options)
 
-    with torch.inference_mode(False), _recording(model, record), looking(model):
+    AttentionInterface.register(NAME, lambda *tensors, **options: _RECORD.get()(*tensors, **options))
+    AttentionMaskInterface.register(NAME, mask)
+    with contextlib.ExitStack() as stack, torch.inference_mode(False), looking(model):
+        stack.callback(_RECORD.reset, _RECORD.set(record))
+        for module in model.modules():
+            config: Any = getattr(module, "config", None)
+            if not hasattr(config, IMPLEMENTATION):
+                continue
+            before, kind = getattr(config, IMPLEMENTATION), type(module).__name__
+            if str(before).startswith(PREFIX):  # their code is not that of softmax attention
+                raise ValueError(f"capture: {kind} must run softmax attention but its heads are {before}")
+            # Without a mask our function is causal where SDPA is; other models may mean something else.
+            if isinstance(module, PreTrainedModel) and not module._supports_sdpa and config.model_type not in CHECKED:
+                raise ValueError(f"capture: {kind} must support SDPA (_supports_sdpa), which says what is causal")
+            # Modules share configurations: the first change is undone last.
+            stack.callback(setattr, config, IMPLEMENTATION, before)
+            setattr(config, IMPLEMENTATION, NAME)
         model(*inputs, **options)
     # A model that computes attention itself called nothing of ours; empty taps would look like a result.
     if not taps:
         name = type(model).__name__
         raise ValueError(f"capture: {name} must call its attention through transformers' AttentionInterface")
     return taps
-
-
-@contextlib.contextmanager
-def _recording(model: nn.Module, record: Callable[..., Any]) -> Iterator[None]:
-    """Context manager: the model's attention calls `record`; afterwards its configurations are as before."""
-    AttentionInterface.register(NAME, lambda *tensors, **options: _RECORD.get()(*tensors, **options))
-    AttentionMaskInterface.register(NAME, mask)
-    with contextlib.ExitStack() as stack:
-        stack.callback(_RECORD.reset, _RECORD.set(record))
-        for module in model.modules():
-            config: Any = getattr(module, "config", None)
-            if not hasattr(config, IMPLEMENTATION):
-                continue
-            heads, kind = getattr(config, IMPLEMENTATION), type(module).__name__
-            if str(heads).startswith(PREFIX):  # their code is not that of softmax attention
-                raise ValueError(f"capture: {kind} must run softmax attention but its heads are {heads}")
-            # Without a mask our function is causal where SDPA is; other models may mean something else.
-            if isinstance(module, PreTrainedModel) and not module._supports_sdpa and config.model_type not in CHECKED:
-                raise ValueError(f"capture: {kind} must support SDPA (_supports_sdpa), which says what is causal")
-            # Modules share configurations: the first change is undone last.
-            stack.callback(setattr, config, IMPLEMENTATION, heads)
-            setattr(config, IMPLEMENTATION, NAME)
-        yield
