@@ -31,9 +31,6 @@ from polyhead.tasks.text.tokens import codec_of
 from polyhead.train.store.checkpoint import load_model
 from polyhead.train.store.folder import read_config
 
-LOSS_OPTIONS = ("num_items_in_batch", "shift_labels", "ignore_index")
-"""Arguments of a forward pass that go to `loss_function`."""
-
 
 class PolyheadModel(transformers.PreTrainedModel):
     """The blocks without outputs: the stream after the last norm.
@@ -48,13 +45,11 @@ class PolyheadModel(transformers.PreTrainedModel):
     each class reads what the other has saved.
     """
 
-    config_class = PolyheadConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["TransformerBlock"]  # noqa: RUF012 (as the library declares it)
     _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     config: PolyheadConfig
-    model: Transformer
 
     def __init__(self, config: PolyheadConfig, *, outputs: bool = False) -> None:
         super().__init__(config)
@@ -98,7 +93,7 @@ class PolyheadModel(transformers.PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """The token table."""
-        return self.model.inputs.table  # type: ignore[return-value]
+        return self.model.inputs.table
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The output map with `weight` and `bias`, or None; its logits are multiplied by `config.logit_scale`."""
@@ -215,7 +210,8 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
 
         Other arguments are those of `PolyheadModel`.
         """
-        loss_options = {name: options.pop(name) for name in LOSS_OPTIONS if name in options}
+        names = {"num_items_in_batch", "shift_labels", "ignore_index"} & options.keys()
+        loss_options = {name: options.pop(name) for name in names}  # arguments of `loss_function`
         options |= {"cache": cache, "position_ids": position_ids, "return_dict": True}
         fields = dict(super().forward(input_ids, attention_mask, past_key_values, inputs_embeds, **options))
         # A number of last tokens (0: all of them), or the indices of tokens.
