@@ -99,13 +99,12 @@ def check_padding(model: str, attention_mask: Tensor, cache: PolyheadCache | Non
     real = attention_mask.bool()
     if attention_mask.dtype != torch.bool:
         require(attention_mask == real, f"{model}: attention_mask must be 1 at tokens and 0 at padding")
-    if cache is None or not num_cached:
-        return real
-    layer = cache[0]
-    agrees = real[:, layer.gone : num_cached]
-    if layer.real is not None:
-        agrees = agrees == layer.real[:, : agrees.shape[1]]
-    require(agrees, f"{model}: attention_mask must be as before at the tokens in the cache")
+    if cache is not None and num_cached:
+        layer = cache[0]
+        agrees = real[:, layer.gone : num_cached]
+        if layer.real is not None:
+            agrees = agrees == layer.real[:, : agrees.shape[1]]
+        require(agrees, f"{model}: attention_mask must be as before at the tokens in the cache")
     return real
 
 
