@@ -27,8 +27,7 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
     return model.eval().to(device), tokenizer
 
 
-def reach(model: nn.Module) -> tuple[int | None, int | None]:
+def reach(model: Any) -> tuple[int | None, int | None]:
     """The context length and the vocabulary size of a foreign model, if its configuration has them."""
-    config: Any = model.config
-    text: Any = config.get_text_config()
+    text = model.config.get_text_config()
     return getattr(text, "max_position_embeddings", None), getattr(text, "vocab_size", None)
