@@ -55,34 +55,32 @@ class Heads(Groups):
             raise ValueError(f"heads: the model has {num_heads} heads, so give {num_heads}, got {heads}")
         # `num_sharing` query heads of the model read one head of keys.
         num_sharing, dim, first = attention.num_key_value_groups, attention.head_dim, 0
-        fitted: list[configs.Mechanism] = []
+        fitted: configs.Heads = ()
         # For each group its heads, and its keys; None if the group's heads cut through a set that shares keys.
         self.slices: list[tuple[slice, slice | None]] = []
         for mechanism in mechanisms:
             last = first + mechanism.heads
             is_whole = first % num_sharing == 0 and last % num_sharing == 0
             kv_heads = mechanism.heads // num_sharing if is_whole else mechanism.heads
-            fitted.append(_fitted(mechanism, is_whole, dim=dim, value_dim=dim, kv_heads=kv_heads))
+            fitted += (_fitted(mechanism, is_whole, dim=dim, value_dim=dim, kv_heads=kv_heads),)
             keys = slice(first // num_sharing, last // num_sharing) if is_whole else None
             self.slices.append((slice(first, last), keys))
             first = last
-        self.width = config.hidden_size
         options = {"max_length": config.max_position_embeddings, "device": weight.device, "dtype": weight.dtype}
-        self.add_groups("heads", tuple(fitted), self.width, bias=v_proj.bias is not None, causal=True, **options)
+        self.add_groups("heads", fitted, config.hidden_size, bias=v_proj.bias is not None, causal=True, **options)
         self._copy_values(v_proj)
 
-    @torch.no_grad()
     def _copy_values(self, v_proj: nn.Module) -> None:
         """Map symbols by a copy of the value rows of their heads: a symbol begins as the value that its token had."""
         for group, (_, keys) in zip(self.groups, self.slices, strict=True):
-            if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != self.width:
+            if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != group.width:
                 continue
             rows = slice(keys.start * group.sizes.value_dim, keys.stop * group.sizes.value_dim)
-            with looking(v_proj):  # a wrapped map may drop out
+            with looking(v_proj):  # without gradients, and a wrapped map may drop out
                 weight, bias = affine(v_proj)
-            group.value.weight.copy_(weight[rows])
-            if bias is not None and group.value.bias is not None:
-                group.value.bias.copy_(bias[rows])
+                group.value.weight.copy_(weight[rows])
+                if bias is not None and group.value.bias is not None:
+                    group.value.bias.copy_(bias[rows])
             if hasattr(group, "reset_parameters"):  # of the weights of relations, which depend on the map
                 group.reset_parameters()  # type: ignore[operator]
 
@@ -224,7 +222,7 @@ def attend(
 
     # transformers has (b h t d), polyhead has (b t h d): views, no copies.
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    t, d = q.shape[1], q.shape[3]
+    b, t, h, d = q.shape
 
     # Without a mask query 0 is key 0, and further keys are empty rows of a static cache.  A single query comes after
     # all keys.
@@ -236,17 +234,15 @@ def attend(
     s = k.shape[1]
     masks = []
     for array in (attention_mask, position_bias):
-        if array is None:
-            continue
-        if array.ndim != 4:
+        if array is not None and array.ndim != 4:
             raise ValueError(f"polyhead: a mask of {name} must be (b h t s) but is {tuple(array.shape)}")
-        masks.append(array[..., :s])
+        if array is not None:
+            masks.append(array[..., :s])
     is_boolean = len(masks) == 1 and masks[0].dtype == torch.bool  # not read, which would synchronise the device
     bias, mask = (None, masks[0]) if is_boolean else limits(masks, t, s, q.dtype)
     keep = None
     if dropout > 0:
-        shape = q.shape[0], q.shape[2], t, s
-        keep = drawn_keep(shape, dropout, device=q.device, dtype=at_least_float32(q.dtype))
+        keep = drawn_keep((b, h, t, s), dropout, device=q.device, dtype=at_least_float32(q.dtype))
     # Our ops multiply scores by d ** -0.5, so another scale goes into the queries.
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)

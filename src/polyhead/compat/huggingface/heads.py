@@ -156,15 +156,13 @@ class _HasHeads:
                 raise ValueError(f"{kind}: the checkpoint must have {name}: load an ordinary one, then swap_heads")
 
 
-def _by_name(
-    name: str, heads: Callable[..., Any], module: nn.Module, *tensors: Any, **options: Any
-) -> tuple[Tensor, Any]:
+def _by_name(name: str, heads: Callable[..., Any], module: Any, *tensors: Any, **options: Any) -> tuple[Tensor, None]:
     if not torch.compiler.is_compiling():
         CALLED.get({})[module] = name  # `verify` reads it
     return attend(heads, module, *tensors, **options)
 
 
-def _by_layer(module: Any, *tensors: Any, **options: Any) -> tuple[Tensor, Any]:
+def _by_layer(module: Any, *tensors: Any, **options: Any) -> tuple[Tensor, None]:
     """Layers with our heads compute these; all others compute softmax attention."""
     groups = module.config.polyhead_heads[module.layer_idx]
     heads: Any = getattr(module, "polyhead", None)
