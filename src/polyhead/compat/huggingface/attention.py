@@ -29,9 +29,6 @@ from polyhead.layers.taps import looking
 from polyhead.ops.call import Masks
 from polyhead.ops.latent_code import at_least_float32, share
 
-REFUSED = ("sinks", "head_mask", "indices", "block_indices", "cache")
-"""Options of some models beside softmax(q k + bias) over the mask; "cache" is a paged one."""
-
 SOFTMAX = build(configs.Softmax(1), 1, 1)
 """A group without parameters, for any number of heads."""
 
@@ -49,7 +46,7 @@ class Heads(Groups):
 
     def __init__(self, mechanisms: Sequence[configs.Mechanism], attention: Any) -> None:
         super().__init__()
-        config, v_proj, weight = attention.config, attention.v_proj, attention.v_proj.weight
+        config, v_proj, like = attention.config, attention.v_proj, attention.v_proj.weight
         heads, num_heads = sum(mechanism.heads for mechanism in mechanisms), config.num_attention_heads
         if heads != num_heads:
             raise ValueError(f"heads: the model has {num_heads} heads, so give {num_heads}, got {heads}")
@@ -66,12 +63,9 @@ class Heads(Groups):
             keys = slice(first // num_sharing, last // num_sharing) if is_whole else None
             self.slices.append((slice(first, last), keys))
             first = last
-        options = {"max_length": config.max_position_embeddings, "device": weight.device, "dtype": weight.dtype}
+        options = {"max_length": config.max_position_embeddings, "device": like.device, "dtype": like.dtype}
         self.add_groups("heads", fitted, config.hidden_size, bias=v_proj.bias is not None, causal=True, **options)
-        self._copy_values(v_proj)
-
-    def _copy_values(self, v_proj: nn.Module) -> None:
-        """Map symbols by a copy of the value rows of their heads: a symbol begins as the value that its token had."""
+        # Symbols are mapped by a copy of the value rows of their heads: a symbol begins as the value its token had.
         for group, (_, keys) in zip(self.groups, self.slices, strict=True):
             if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != group.width:
                 continue
@@ -99,7 +93,7 @@ class Heads(Groups):
 
         Without k and v it returns `FromStream` for the stream `q` (b t m), whose first token has the index `first`.
         """
-        if k is None or v is None or limits is None:
+        if k is None or v is None or limits is None or relational is None:
             return self._from_stream(q, first, positions)
         limits = dataclasses.replace(limits, bias=added("polyhead", self.groups, limits.bias))
         outputs = []
@@ -107,9 +101,7 @@ class Heads(Groups):
             if keys is None:  # the group's heads cut through a set that shares keys: each head gets a copy
                 tensors = {"k": share(k, q.shape[2])[:, :, heads], "v": share(v, q.shape[2])[:, :, heads]}
             else:
-                tensors = {"k": k[:, :, keys], "v": v[:, :, keys]}
-            if relational is not None:
-                tensors |= relational.get(i, {})
+                tensors = {"k": k[:, :, keys], "v": v[:, :, keys], **relational.get(i, {})}
             tensors["q"] = q[:, :, heads]
             outputs.append(attended(group, limits.call(tensors, heads.start, heads.stop)))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)  # one group needs no copy
@@ -213,7 +205,8 @@ def attend(
     have neither.  Raises ValueError for options that the ops lack, and for packed sequences that no mask separates.
     """
     name = type(module).__name__
-    for option in REFUSED:
+    # Options of some models beside softmax(q k + bias) over the mask; "cache" is a paged one.
+    for option in ("sinks", "head_mask", "indices", "block_indices", "cache"):
         if options.get(option) is not None:
             raise ValueError(f"polyhead: {name} must be plain attention but {option} changes it")
     edges = options.get("cu_seq_lens_q")
@@ -246,13 +239,13 @@ def attend(
     # Our ops multiply scores by d ** -0.5, so another scale goes into the queries.
     if scaling is not None and scaling != d**-0.5:
         q = q * (scaling * d**0.5)
-    relational = None if polyhead is None else polyhead.by_group(t, s)
+    relational = {} if polyhead is None else polyhead.by_group(t, s)
     sinks = None if s_aux is None else s_aux.flatten()
     layer_limits = LayerLimits(bias, Masks(mask, is_masked_by_order), keep, softcap=softcap, sinks=sinks)
     return heads(q, k, v, limits=layer_limits, relational=relational).contiguous(), None
 
 
-def alone(group: HeadGroup, q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: None) -> Tensor:
+def alone(group: HeadGroup, q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: object) -> Tensor:
     """The output of a group that has all heads of a layer and reads only q, k and v: called like `Heads`."""
     limits = dataclasses.replace(limits, bias=added("polyhead", [group], limits.bias))
     return group(limits.call({"q": q, "k": k, "v": v}, 0, q.shape[2]))
