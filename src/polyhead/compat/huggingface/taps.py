@@ -21,7 +21,6 @@ from polyhead.ops.registry import code_of
 NAME = "polyhead"
 """The name of our function in the interface; it is not saved in a configuration."""
 
-IMPLEMENTATION = "_attn_implementation_internal"
 _RECORD: ContextVar[Callable[..., Any]] = ContextVar("record")
 
 
@@ -44,7 +43,7 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     names = {module: name for name, module in model.named_modules()}
     taps: list[Taps] = []
 
-    def heads(name: str, q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: None) -> Tensor:
+    def heads(name: str, q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: object) -> Tensor:
         call = limits.call({"q": q, "k": k, "v": v}, 0, q.shape[2])
         unknown = dict.fromkeys(("w_value", "b_value", "w_out"))
         group = tapped(SOFTMAX, call, SOFTMAX(call), scale=q.shape[-1] ** -0.5, **unknown)
@@ -63,17 +62,17 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
         stack.callback(_RECORD.reset, _RECORD.set(record))
         for module in model.modules():
             config: Any = getattr(module, "config", None)
-            if not hasattr(config, IMPLEMENTATION):
+            if not hasattr(config, "_attn_implementation_internal"):
                 continue
-            before, kind = getattr(config, IMPLEMENTATION), type(module).__name__
+            before, kind = config._attn_implementation_internal, type(module).__name__
             if str(before).startswith(PREFIX):  # their code is not that of softmax attention
                 raise ValueError(f"capture: {kind} must run softmax attention but its heads are {before}")
             # Without a mask our function is causal where SDPA is; other models may mean something else.
             if isinstance(module, PreTrainedModel) and not module._supports_sdpa and config.model_type not in CHECKED:
                 raise ValueError(f"capture: {kind} must support SDPA (_supports_sdpa), which says what is causal")
             # Modules share configurations: the first change is undone last.
-            stack.callback(setattr, config, IMPLEMENTATION, before)
-            setattr(config, IMPLEMENTATION, NAME)
+            stack.callback(setattr, config, "_attn_implementation_internal", before)
+            config._attn_implementation_internal = NAME
         model(*inputs, **options)
     # A model that computes attention itself called nothing of ours; empty taps would look like a result.
     if not taps:
