@@ -17,10 +17,9 @@ from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig,
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from polyhead import config as configs
 from polyhead.compat.huggingface.attention import SOFTMAX, Heads, alone, attend, pass_stream
 from polyhead.compat.huggingface.calls import BY_LAYER, CALLED, PREFIX, check_type, mask
-from polyhead.config import Hyla, Linear, Mechanism, Softmax, head_list
+from polyhead.config import Hyla, Linear, Mechanism, Softmax, from_dict, head_list, to_dict
 from polyhead.layers.heads.groups import build
 
 NAMES: dict[str, Mechanism] = {
@@ -35,8 +34,6 @@ NAMES: dict[str, Mechanism] = {
 TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "granite", "smollm3", "starcoder2", "cohere")
 """Model types for which `register` makes classes.  Call `register("phi")` for others, also before loading one."""
 
-PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj"}
-
 
 def register(*types: str) -> None:
     """Register `NAMES` and the configurations with heads in transformers; may be called again.
@@ -44,12 +41,11 @@ def register(*types: str) -> None:
     A model that computes attention itself raises ValueError for them; `verify` shows what each layer computes.
     """
     # One function for each name, and the masks that go with it: without these transformers passes no mask.
-    functions: dict[str, Callable[..., Any]] = {BY_LAYER: _by_layer}
     for name, mechanism in NAMES.items():
         group = build(mechanism, 1, 1)  # holds no parameters, and the op takes any number of heads
-        functions[name] = functools.partial(_by_name, name, functools.partial(alone, group))
-    for name, function in functions.items():
-        AttentionInterface.register(name, function)
+        AttentionInterface.register(name, functools.partial(_by_name, name, functools.partial(alone, group)))
+    AttentionInterface.register(BY_LAYER, _by_layer)
+    for name in (BY_LAYER, *NAMES):
         AttentionMaskInterface.register(name, mask)
     for name in (*TYPES, *types):
         _classes(name)
@@ -63,7 +59,6 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
 
     `from_pretrained(folder, config=with_heads(...))` reads an ordinary checkpoint into such a model.
     """
-    # A single group, groups for every layer, or a list of groups for each layer.
     by_layer = [heads] if isinstance(heads, Mechanism) else list(heads)
     if all(isinstance(group, Mechanism) for group in by_layer):
         by_layer = [by_layer] * config.num_hidden_layers
@@ -71,7 +66,7 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     config.__class__ = _classes(config.model_type.removeprefix(PREFIX))[0]
     config.polyhead_heads = []
     for groups in by_layer:
-        values = None if groups is None else [configs.to_dict(group) for group in head_list("with_heads", groups)]
+        values = None if groups is None else [to_dict(group) for group in head_list("with_heads", groups)]
         config.polyhead_heads.append(values)
     vars(config).pop("_attn_implementation_internal", None)  # the new class has a property of this name
     return config
@@ -142,7 +137,7 @@ class _HasHeads:
         by_layer = {}
         for layer, values in enumerate(config.polyhead_heads):
             if values is not None:
-                by_layer[layer] = [configs.from_dict(group, where="polyhead_heads") for group in values]
+                by_layer[layer] = [from_dict(group, where="polyhead_heads") for group in values]
         _put(self, by_layer)
 
     def initialize_weights(self) -> None:
@@ -197,7 +192,8 @@ def _put(model: Any, by_layer: Mapping[int, Sequence[Mechanism]]) -> None:
 
     All heads are built before the first change, so that an error leaves the model as it was.
     """
-    candidates = [module for module in model.modules() if module._modules.keys() >= PROJECTIONS]
+    projections = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    candidates = [module for module in model.modules() if module._modules.keys() >= projections]
     new_heads = {}
     for layer, groups in by_layer.items():
         modules = [module for module in candidates if getattr(module, "layer_idx", None) == layer]
