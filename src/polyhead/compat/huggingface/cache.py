@@ -18,7 +18,6 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
     """
 
     is_compileable = False
-    _is_user_defined = False  # the library's mark of a cache that the caller of `generate` gave
     reorder_cache = Cache.reorder  # type: ignore[assignment]  # for beams
 
     @property

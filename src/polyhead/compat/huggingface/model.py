@@ -13,7 +13,6 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.generic import can_return_tuple
@@ -50,6 +49,7 @@ class PolyheadModel(transformers.PreTrainedModel):
     _no_split_modules = ["TransformerBlock"]  # noqa: RUF012 (as the library declares it)
     _skip_keys_device_placement = ["past_key_values", "cache"]  # noqa: RUF012
     config: PolyheadConfig
+    model: Transformer
 
     def __init__(self, config: PolyheadConfig, *, outputs: bool = False) -> None:
         super().__init__(config)
@@ -93,7 +93,7 @@ class PolyheadModel(transformers.PreTrainedModel):
 
     def get_input_embeddings(self) -> nn.Module:
         """The token table."""
-        return self.model.inputs.table
+        return self.model.inputs.table  # type: ignore[return-value]
 
     def get_output_embeddings(self) -> nn.Module | None:
         """The output map with `weight` and `bias`, or None; its logits are multiplied by `config.logit_scale`."""
@@ -179,14 +179,12 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
             vars(backbone).pop(name, None)
         return backbone
 
-    def _prepare_cache_for_generation(  # type: ignore[override]  # its last arguments differ between versions
-        self, generation_config: Any, model_kwargs: dict[str, Any], *_: Any
-    ) -> None:
-        """Use our cache instead of the library's default."""
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: Any, *_: Any, **__: Any) -> Any:
+        """Use our cache instead of the library's default; its last arguments differ between versions."""
         caches = model_kwargs.pop("cache", None), model_kwargs.pop("past_key_values", None)
         cache = select_cache(type(self).__name__, *caches)
         if cache is not None:
-            cache._is_user_defined = True
+            cache._is_user_defined = True  # type: ignore[attr-defined]  # the library's mark of what a caller gave
         elif generation_config.use_cache is not False:
             cache = PolyheadCache(len(self.model.blocks))
         if cache is not None:
@@ -240,9 +238,9 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
 
 # By this table the Trainer knows whose labels to shift when it smooths them.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[PolyheadConfig.model_type] = PolyheadForCausalLM.__name__
-AutoConfig.register(PolyheadConfig.model_type, PolyheadConfig, exist_ok=True)
-AutoModel.register(PolyheadConfig, PolyheadModel, exist_ok=True)
-AutoModelForCausalLM.register(PolyheadConfig, PolyheadForCausalLM, exist_ok=True)
+transformers.AutoConfig.register(PolyheadConfig.model_type, PolyheadConfig, exist_ok=True)
+transformers.AutoModel.register(PolyheadConfig, PolyheadModel, exist_ok=True)
+transformers.AutoModelForCausalLM.register(PolyheadConfig, PolyheadForCausalLM, exist_ok=True)
 
 
 def from_run(folder: str | pathlib.Path) -> PolyheadForCausalLM:
