@@ -5,7 +5,6 @@ from typing import Any
 import transformers
 
 from polyhead import config as configs
-from polyhead.config import TransformerConfig
 
 WHERE = "PolyheadConfig: transformer"
 
@@ -25,7 +24,7 @@ class PolyheadConfig(transformers.PretrainedConfig):
     has_no_defaults_at_init = True
 
     def __init__(self, transformer: Any = None, **others: Any) -> None:
-        if not isinstance(transformer, TransformerConfig):
+        if not isinstance(transformer, configs.TransformerConfig):
             transformer = configs.from_dict(transformer, where=WHERE)
         self.transformer = configs.to_dict(transformer)
         # Attributes that the library reads; trainers that compute logits themselves multiply them by `logit_scale`.
@@ -43,6 +42,6 @@ class PolyheadConfig(transformers.PretrainedConfig):
         super().__init__(**others)
 
     @property
-    def settings(self) -> TransformerConfig:
+    def settings(self) -> configs.TransformerConfig:
         """The transformer's configuration."""
         return configs.from_dict(self.transformer, where=WHERE)

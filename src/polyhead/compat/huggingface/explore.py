@@ -4,11 +4,10 @@ import pathlib
 from typing import Any, cast
 
 import torch
-from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
-def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.Module, Any]:
+def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torch.nn.Module, Any]:
     """The causal model in `folder`, in eval mode on `device`, and its tokenizer; no code in the folder is run.
 
     Raises ValueError if the folder lacks one of them, or some weights.
@@ -16,7 +15,7 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[nn.M
     options: Any = {"local_files_only": True, "trust_remote_code": False}
     try:
         loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
-        model, info = cast("tuple[nn.Module, dict[str, Any]]", loaded)
+        model, info = cast("tuple[torch.nn.Module, dict[str, Any]]", loaded)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:  # any error of the libraries that read a stranger's files
         reason = " ".join(str(error).split())
