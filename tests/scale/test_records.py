@@ -46,8 +46,7 @@ def test_runs_are_named_by_what_differs(tiny):
     assert labels([*runs, tiny(None, name="other")])[4] == "other"
     different = [tiny(None), tiny(None, seed=1, lr=0.5, dim=32, dropout=0.5, bias=False, batch_size=3)]
     assert labels(different) == [f"tiny-{digest(run)}" for run in different]
-    plain, accumulating = tiny(None), tiny(None, accumulate=2)  # omitted at its default
-    assert labels([plain, accumulating]) == [f"tiny-{digest(plain)}", "accumulate=2"]
+    assert labels([tiny(None), tiny(None, accumulate=2)]) == ["accumulate=1", "accumulate=2"]
 
 
 def test_runs_are_named_by_their_heads(tiny):

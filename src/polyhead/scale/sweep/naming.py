@@ -95,7 +95,7 @@ def labels(runs: Sequence[Run]) -> list[str]:
         if len(indices) == 1:
             continue
         for index, fields in zip(indices, differing([runs[index] for index in indices]), strict=True):
-            text = words(fields)  # empty if the run has the defaults of all fields that differ
+            text = words(fields)  # empty if the run has none of the fields that differ
             if not text or len(fields) > MAX_FIELDS:
                 unique[index] = f"{name}-{digest(runs[index])}"
             elif len(indices) < len(runs):

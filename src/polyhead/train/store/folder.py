@@ -53,10 +53,10 @@ def place_of(config: Run, folder: str | pathlib.Path) -> pathlib.Path:
 def place(folder: str | pathlib.Path) -> pathlib.Path:
     """The path of a run; a name from `polyhead list models` is its folder, unless a folder of that name exists here."""
     path = pathlib.Path(folder)
-    name = shipped.named(str(folder))
-    if name is None or path.exists():
+    if path.exists():
         return path
-    return shipped.folder(name)
+    name = shipped.named(str(folder))
+    return path if name is None else shipped.folder(name)
 
 
 def read_config(folder: str | pathlib.Path) -> Run:
@@ -150,7 +150,7 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
 def finished(folder: pathlib.Path, digest: str) -> Result | None:
     """The result of this run if it is readable, else None; training reports damage."""
     # The folder of a new run may have the name of a trained model, whose result `read_result` would return.
-    if folder.is_dir():
+    if (folder / RESULT).exists():
         with contextlib.suppress(Damaged):
             result = read_result(folder)
             if result is not None and result.digest == digest:
