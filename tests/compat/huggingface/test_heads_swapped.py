@@ -221,6 +221,14 @@ def gpt():
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=24, n_layer=1, n_head=4, vocab_size=50))
 
 
+class Mine(transformers.LlamaForCausalLM):
+    """Its own code would be lost."""
+
+
+def mine():
+    return Mine(llama().config)
+
+
 MISTAKES = {
     "heads: the model has 4 heads, so give 4, got 8": swap(ph.Hyla()),
     "heads: dim of Hyla must be 4 but is 6": swap(ph.Hyla(4, dim=6), model=lambda: llama(head_dim=4)),
@@ -228,8 +236,15 @@ MISTAKES = {
     "heads: Relational must be together with all heads that share its keys": swap(ph.Softmax(3), ph.Relational(1)),
     "heads: Hyla must read the model's own": swap(ph.Softmax(2), ph.Hyla(2, share=True)),
     "Relational must have symbols of single tokens": swap(ph.Relational(4, symbols=ph.RelationalSymbols())),
+    "swap_heads: the model must be a LlamaForCausalLM, got Mine": swap(ph.Softmax(4), model=mine),
     "GPT2LMHeadModel must have q_proj, k_proj, v_proj and o_proj in layer 0": swap(ph.Softmax(4), model=gpt),
 }
+
+
+def test_a_model_has_a_list_of_heads_for_each_layer():
+    held = hf.with_heads(llama().config, [[ph.Softmax(4)]])
+    with pytest.raises(ValueError, match="shorter"):
+        transformers.AutoModelForCausalLM.from_config(held)
 
 
 @pytest.mark.parametrize("line", MISTAKES)

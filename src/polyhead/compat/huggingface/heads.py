@@ -93,9 +93,9 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     indices = range(config.num_hidden_layers)
     before = getattr(config, "polyhead_heads", [None] * len(indices))
     chosen = [indices[layer] for layer in (indices if layers is None else layers)]
-    # The class of the model must be the one that the new class extends: its code then runs on unchanged.
+    # The class of the model must be the one that the new class extends: a subclass would lose its own code.
     network = _classes(config.model_type.removeprefix(PREFIX))[1]
-    if not isinstance(model, network.__mro__[2]):
+    if type(model) not in (network, network.__mro__[2]):
         raise ValueError(f"swap_heads: the model must be a {network.__mro__[2].__name__}, got {type(model).__name__}")
     _put(model, dict.fromkeys(chosen, groups))
     new_config = with_heads(config, groups)  # the object that the caller may hold does not change
@@ -135,7 +135,7 @@ class _HasHeads:
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         by_layer = {}
-        for layer, values in enumerate(config.polyhead_heads):
+        for layer, values in zip(range(config.num_hidden_layers), config.polyhead_heads, strict=True):
             if values is not None:
                 by_layer[layer] = [from_dict(group, where="polyhead_heads") for group in values]
         _put(self, by_layer)
