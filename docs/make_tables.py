@@ -128,7 +128,7 @@ def summary() -> str:
         [
             "HYLA",
             f"{lead('')} R² on unseen combinations: fuzzy logic, heads of width 2",
-            f"width 8: {lead(', width 8')}, undecided; width 16: two seeds; width 4: not run; Raven matrices: "
+            f"width 8: {lead(', width 8')}, undecided; width 16: too few seeds; width 4: not run; Raven matrices: "
             f"undecided; language: {bits['hyla']} bits per byte against {bits['softmax']}",
         ],
         [
