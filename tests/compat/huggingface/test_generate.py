@@ -103,15 +103,16 @@ def test_guessed_tokens_are_removed_from_the_cache():
 
 def test_the_cache():
     model, cache, sums = make("softmax"), PolyheadCache(2), PolyheadCache(2)
+    cache.batch_repeat_interleave(2)  # nothing yet
     ids = tokens(2, 6)
     with torch.no_grad():
         model(ids, **{CACHE: cache})
         assert (len(cache), cache.get_seq_length(), cache.batch_size, cache.is_croppable) == (2, 6, 2, True)
         cache.crop(-2)
+        cache.batch_repeat_interleave(2)
         rows = torch.tensor([0, 0, 1, 1])
-        cache.reorder(rows)
         assert_close(model(ids[rows, 4:], **{CACHE: cache}).logits, model(ids[rows]).logits[:, 4:])
-        cache.reorder(torch.tensor([3]))
+        cache.batch_select_indices(torch.tensor([3]))
         expected = model(torch.cat((ids[1:], ids[1:, :1]), 1)).logits[:, -1:]
         assert_close(model(ids[1:, :1], **{CACHE: cache}).logits, expected)
         make("sums")(ids[:1, :2], **{CACHE: sums})

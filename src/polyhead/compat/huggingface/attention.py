@@ -1,7 +1,5 @@
 """The function that transformers' attention interface calls: our heads on queries, keys and values of its models.
 
-    attend(heads, module, query, key, value, attention_mask, scaling=, ...) -> (b t h e), None
-
 Masks are those of SDPA.  Heads are only called as a module, so that wrappers (PEFT, torch.compile, FSDP) work.
 
 Relational heads read more than q, k and v.  A hook before their attention module (`pass_stream`) passes the stream to
@@ -24,8 +22,7 @@ from polyhead.layers.call import LayerLimits, drawn_keep
 from polyhead.layers.heads.functions import HeadGroup, asked, attended
 from polyhead.layers.heads.groups import build
 from polyhead.layers.heads.symbolic import SymbolGroup
-from polyhead.layers.projection import affine, by_offset
-from polyhead.layers.taps import looking
+from polyhead.layers.projection import by_offset
 from polyhead.ops.call import Masks
 from polyhead.ops.latent_code import at_least_float32, share
 
@@ -50,6 +47,11 @@ class Heads(Groups):
         heads, num_heads = sum(mechanism.heads for mechanism in mechanisms), config.num_attention_heads
         if heads != num_heads:
             raise ValueError(f"heads: the model has {num_heads} heads, so give {num_heads}, got {heads}")
+        # Symbols are mapped by a copy of rows of v_proj.  A wrapped map has none, and the entries of a quantised one
+        # are codes of its values: integers, or floating numbers of eight bits.
+        has_rows = isinstance(v_proj, nn.Linear) and like.is_floating_point() and like.itemsize > 1
+        if not has_rows and any(isinstance(mechanism, configs.SymbolHeads) for mechanism in mechanisms):
+            raise ValueError("heads: v_proj must be a plain linear layer: swap before adapters, quantisation")
         # `num_sharing` query heads of the model read one head of keys.
         num_sharing, dim, first = attention.num_key_value_groups, attention.head_dim, 0
         fitted: configs.Heads = ()
@@ -70,11 +72,9 @@ class Heads(Groups):
             if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != group.width:
                 continue
             rows = slice(keys.start * group.sizes.value_dim, keys.stop * group.sizes.value_dim)
-            with looking(v_proj):  # without gradients, and a wrapped map may drop out
-                weight, bias = affine(v_proj)
-                group.value.weight.copy_(weight[rows])
-                if bias is not None and group.value.bias is not None:
-                    group.value.bias.copy_(bias[rows])
+            with torch.no_grad():
+                for name, parameter in group.value.named_parameters():
+                    parameter.copy_(v_proj.get_parameter(name)[rows])
             if hasattr(group, "reset_parameters"):  # of the weights of relations, which depend on the map
                 group.reset_parameters()  # type: ignore[operator]
 

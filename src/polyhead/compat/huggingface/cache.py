@@ -1,5 +1,6 @@
 """Our cache with the interface that `GenerationMixin` of transformers needs."""
 
+import torch
 import transformers
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
@@ -18,7 +19,7 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
     """
 
     is_compileable = False
-    reorder_cache = Cache.reorder  # type: ignore[assignment]  # for beams
+    reorder_cache = batch_select_indices = Cache.reorder  # type: ignore[assignment]  # rows of beams, and any others
 
     @property
     def is_croppable(self) -> bool:
@@ -38,6 +39,14 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of tokens, padding included."""
         return self[layer_idx].length
+
+    def reset(self) -> None:
+        """Empty the cache."""
+        self.layers = Cache(len(self)).layers
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times, adjacent to each other."""
+        self.reorder(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens; their number is given as a negative number.

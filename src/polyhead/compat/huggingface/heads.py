@@ -1,10 +1,4 @@
-"""Our heads in a transformers model: by name, by configuration, or swapped into a trained checkpoint.
-
-register()
-AutoModelForCausalLM.from_config(llama, attn_implementation="polyhead_hyla")      to try: the name is not saved
-AutoModelForCausalLM.from_config(with_heads(llama, ph.Hyla(32, kv_heads=8)))      saved and loaded as it is
-swap_heads(model, [4, 5], [ph.Softmax(16), ph.Relational(16)])                    a checkpoint, weights kept
-"""
+"""Our heads in a transformers model: by name, by configuration, or swapped into a trained checkpoint."""
 
 import copy
 import functools
@@ -38,6 +32,7 @@ TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "granite", "smo
 def register(*types: str) -> None:
     """Register `NAMES` and the configurations with heads in transformers; may be called again.
 
+    A name of ours is not saved with a model, heads of its configuration are (`with_heads`).
     A model that computes attention itself raises ValueError for them; `verify` shows what each layer computes.
     """
     # One function for each name, and the masks that go with it: without these transformers passes no mask.

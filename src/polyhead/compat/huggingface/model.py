@@ -1,9 +1,4 @@
-"""Our models as models of transformers: `from_pretrained`, `generate`, the `Trainer`, the Hub.
-
-model = from_run("runs/lm")                         or, untrained, PolyheadForCausalLM(PolyheadConfig(settings))
-to_folder("runs/lm", "exported")                    config.json, model.safetensors, the tokenizer
-AutoModelForCausalLM.from_pretrained("exported")    wherever polyhead.compat.huggingface has been imported
-"""
+"""Our models as models of transformers: `from_pretrained`, `generate`, the `Trainer`, the Hub."""
 
 import copy
 import dataclasses

@@ -47,8 +47,8 @@ def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> Mu
     Raises ValueError as `replace` does.
     """
     output: Any = getattr(old, "out_proj", None)
-    has_own_output = type(output) is NonDynamicallyQuantizableLinear
-    if type(old) is not nn.MultiheadAttention or not has_own_output or not is_plain(old):
+    has_plain_output = type(output) is NonDynamicallyQuantizableLinear
+    if type(old) is not nn.MultiheadAttention or not has_plain_output or not is_plain(old):
         kinds = f"a {type(old).__name__} with a {type(output).__name__}"
         raise ValueError(f"replace: nn.MultiheadAttention must have no hooks and no wrappers but is {kinds}")
     return around(old, heads, device=output.weight.device, max_length=max_length)
