@@ -47,4 +47,7 @@ def options_of_scores(op, impl):
         return [{"normalise": normalise} for normalise in NORMALISE]
     if op == "abstractor":
         return [{"act": act} for act in (("softmax",) if impl == "sdpa" else ("softmax", "tanh", "silu"))]
+    if op in ("relational", "disentangled"):
+        acts = ("identity", "softmax") if impl in ("reference", "blocked") else ("identity",)
+        return [{"relation_act": act} for act in acts]
     return [{}]

@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import compute
-from polyhead.jaxside.latent_code import code, drop, products, relate, retrieve, visible, visible_to_any_head
+from polyhead.jaxside.latent_code import code, drop, finite_bias, products, relate, retrieve, visible_to_any_head
 from polyhead.spec.shapes import shaped
 
 
@@ -14,7 +14,8 @@ def reference(call: AttentionCall) -> jax.Array:
     """The equation, literally."""
     a = drop(code(call), call.keep)
     inner = products(call.q_rel, call.k_rel)
-    relations = relate(inner, call.act, visible_to_any_head(visible(call))).astype(call.q.dtype)
+    _, mask = finite_bias(call)
+    relations = relate(inner, call.act, visible_to_any_head(mask)).astype(call.q.dtype)
     retrieved = jnp.einsum("b h t s, b r t s -> b t h r", a, relations)
     return retrieve(a, call.v) + jnp.einsum("h e r, b t h r -> b t h e", call.relation_weight, retrieved)
 

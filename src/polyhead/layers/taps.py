@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from polyhead.layers.heads.functions import Code, compiled, is_own, seen_coder
 from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.ops.call import AttentionCall, Masks
-from polyhead.ops.latent_code import inner, relate, relations, share
+from polyhead.ops.latent_code import inner, relate, relations, share, visible_pairs
 
 # The value of `kind`, `normalise` and `act` for heads that compute a user's function.
 OWN = "own"
@@ -57,15 +57,15 @@ class GroupTaps:
 
     def code(self) -> Float[Tensor, "b h t s"]:
         """The latent code of all pairs.  Raises ValueError if the output came from a function with unknown code."""
-        return self.coder(AttentionCall(self.q, self.k, self.v, self.bias, self._masks, scale=self.scale))
+        return self.coder(self._call)
 
     def visible(self) -> Tensor | None:
-        """Where a query may attend to a key, as `Masks.visible`."""
-        return self._masks.visible(self.q.shape[1], self.k.shape[1], self.q.device)
+        """Where a query may attend to a key: neither a mask nor a bias of -inf hides it."""
+        return visible_pairs(self._call)
 
     @property
-    def _masks(self) -> Masks:
-        return Masks(self.mask, self.causal)
+    def _call(self) -> AttentionCall:
+        return AttentionCall(self.q, self.k, self.v, self.bias, Masks(self.mask, self.causal), scale=self.scale)
 
     @property
     def relates(self) -> bool:
@@ -81,7 +81,7 @@ class GroupTaps:
             raise ValueError(f"GroupTaps: {self.kind} heads have no relations beside their code")
         k_rel = share(self.k_rel, self.q_rel.shape[2])
         if self.kind == "relational":
-            return relations(self.q_rel, k_rel, relation_act=self.relation_act, **self._masks.by_name())
+            return relations(self.q_rel, k_rel, relation_act=self.relation_act, mask=self.visible())
         # Each head has its own relations, scaled by p^(-1/2); a softmax over them must not count hidden keys.
         related = relate(inner(self.q_rel, k_rel, k_rel.shape[-1] ** -0.5), self.relation_act, self.visible())
         return related.to(k_rel.dtype)

@@ -265,9 +265,8 @@ def retrieved_and_related(call: AttentionCall) -> list[Tensor]:
     """The sums over symbols (b t h e) and over relations (b t h r) of relational heads, before relation_weight."""
     call = replace(call, masks=Masks(call.visible()))
     q_rel, k_rel = call.relation_qk
-    # Visibility is computed once, for the scores and for the relations.
     a = drop(code(call), call.keep)
-    rel = relations(q_rel, k_rel, relation_act=call.act, mask=call.masks.mask)
+    rel = relations(q_rel, k_rel, relation_act=call.act, mask=visible_pairs(call))
     return [retrieve(a, call.symbols), torch.einsum("b h t s, b r t s -> b t h r", a, rel)]
 
 
