@@ -10,6 +10,7 @@ from refusals import refusing
 
 import polyhead as ph
 from polyhead.compat import cs336
+from polyhead.ops import textbook
 
 B, T, S, H, D, FF, V, L, CONTEXT, THETA = 4, 12, 16, 4, 64, 128, 10_000, 3, 16, 1e4
 
@@ -120,7 +121,23 @@ MISTAKES = {
     "MultiHeadSelfAttention: token_positions came, so max_seq_len and theta are needed": lambda: (
         cs336.MultiHeadSelfAttention(16, 2)(torch.zeros(1, 3, 16), torch.arange(3))
     ),
+    "MultiHeadSelfAttention: the width must be even but is 3": lambda: cs336.MultiHeadSelfAttention(6, 2, 8, 1e4),
+    "MultiHeadSelfAttention: theta must be above 0 but is -1": lambda: cs336.MultiHeadSelfAttention(8, 2, 8, -1),
+    "token_positions must be (..., 3) but are (2, 1)": lambda: attend(torch.zeros(2, 1, dtype=torch.long)),
+    "positions of shape (2, 1, 3) do not broadcast to (2, 3)": lambda: attend(torch.arange(3).expand(2, 1, 3)),
+    "positions must be of an integer dtype but are torch.float32": lambda: attend(torch.arange(3.0)),
+    "positions must be below max_seq_len = 8 but reach 8": lambda: attend(torch.arange(6, 9)),
+    "RotaryPositionalEmbedding: x must be (..., t, 8) but is (5, 4)": lambda: cs336.RotaryPositionalEmbedding(
+        1e4, 8, 16
+    )(torch.zeros(5, 4), torch.arange(5)),
+    "rotary: the width must be even but is 3": lambda: textbook.rotary(torch.zeros(1, 3), torch.arange(1)),
+    "rms_norm: m = 1 in x but 8 in weight (m) = (8,)": lambda: cs336.RMSNorm(8)(torch.ones(2, 1)),
 }
+
+
+def attend(positions):
+    """Attention with rotary positions over two sequences of three tokens."""
+    return cs336.MultiHeadSelfAttention(8, 2, 8, 1e4)(torch.zeros(2, 3, 8), positions)
 
 
 @pytest.mark.parametrize("line", MISTAKES)

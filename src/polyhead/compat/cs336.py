@@ -207,17 +207,24 @@ class SwiGLU(nn.Module):
 
 
 class RotaryPositionalEmbedding(nn.Module):
-    """Rotates x (..., t, d_k) by `token_positions` (..., t), which broadcast; interleaved pairs, no parameters."""
+    """Rotates x (..., t, d_k) by `token_positions` (..., t), which broadcast; interleaved pairs, no parameters.
+
+    Angles are computed at each call.  No table is stored, so `device` has no effect.
+    """
 
     def __init__(self, theta: float, d_k: int, max_seq_len: int, device: Device = None) -> None:
         super().__init__()
         check_even("RotaryPositionalEmbedding", d_k)
+        check_number("RotaryPositionalEmbedding", "theta", theta, 0, above=True)
         self.theta = theta
+        self.d_k = d_k
         self.max_seq_len = max_seq_len
 
     def forward(self, x: Float[Tensor, "... d"], token_positions: Int[Tensor, "..."]) -> Float[Tensor, "... d"]:
+        if x.shape[-1] != self.d_k:
+            raise ValueError(f"RotaryPositionalEmbedding: x must be (..., t, {self.d_k}) but is {tuple(x.shape)}")
         check_shape("RotaryPositionalEmbedding", token_positions, tuple(x.shape[:-1]))
-        check_range("RotaryPositionalEmbedding", token_positions, self.max_seq_len)
+        check_range("RotaryPositionalEmbedding", token_positions, self.max_seq_len, "max_seq_len")
         return textbook.rotary(x, token_positions, self.theta)
 
 
@@ -238,6 +245,9 @@ class MultiHeadSelfAttention(nn.Module):
             raise ValueError(f"MultiHeadSelfAttention: num_heads must divide d_model = {d_model} but is {num_heads}")
         if (max_seq_len is None) != (theta is None):
             raise ValueError("MultiHeadSelfAttention: rotary positions need both max_seq_len and theta")
+        if theta is not None:
+            check_even("MultiHeadSelfAttention", d_model // num_heads)
+            check_number("MultiHeadSelfAttention", "theta", theta, 0, above=True)
         self.num_heads = num_heads
         self.max_seq_len = max_seq_len
         self.theta = theta
@@ -255,7 +265,13 @@ class MultiHeadSelfAttention(nn.Module):
         if self.theta is not None:
             if token_positions is None:
                 token_positions = torch.arange(x.shape[-2], device=x.device)
-            check_range("MultiHeadSelfAttention", token_positions, self.max_seq_len)
+            if token_positions.shape[-1:] != x.shape[-2:-1]:
+                raise ValueError(
+                    f"MultiHeadSelfAttention: token_positions must be (..., {x.shape[-2]}) "
+                    f"but are {tuple(token_positions.shape)}"
+                )
+            check_shape("MultiHeadSelfAttention", token_positions, tuple(x.shape[:-1]))
+            check_range("MultiHeadSelfAttention", token_positions, self.max_seq_len, "max_seq_len")
             rotation = (token_positions, self.theta)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         return self.output_proj(textbook.causal_heads(q, k, v, self.num_heads, *rotation))

@@ -90,7 +90,7 @@ def check_shape(function: str, positions: Tensor, shape: tuple[int, ...]) -> Non
         raise ValueError(f"{function}: positions of shape {tuple(positions.shape)} do not broadcast to {shape}")
 
 
-def check_range(function: str, positions: Tensor, limit: int | None = None) -> None:
+def check_range(function: str, positions: Tensor, limit: int | None = None, name: str = "max_length") -> None:
     """Raise ValueError unless positions lie in [0, limit).  Not checked where they cannot be read (`is_readable`)."""
     if not is_readable(positions) or not positions.numel():
         return
@@ -98,4 +98,4 @@ def check_range(function: str, positions: Tensor, limit: int | None = None) -> N
     if low < 0:
         raise ValueError(f"{function}: positions must not be negative but hold {low}")
     if limit is not None and high >= limit:
-        raise ValueError(f"{function}: positions must be below max_length = {limit} but reach {high}")
+        raise ValueError(f"{function}: positions must be below {name} = {limit} but reach {high}")

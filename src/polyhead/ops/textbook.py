@@ -21,6 +21,7 @@ from torch import Tensor
 
 from polyhead.ops.latent_code import wide
 from polyhead.ops.precision import casting
+from polyhead.ops.rope import check_even, check_shape
 from polyhead.spec.shapes import shaped
 
 
@@ -68,6 +69,7 @@ def swiglu(
     return (silu(x @ w1.T) * (x @ w3.T)) @ w2.T
 
 
+@shaped
 def rms_norm(x: Float[Tensor, "... m"], weight: Float[Tensor, " m"], eps: float = 1e-5) -> Float[Tensor, "... m"]:
     """`x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich 2019)."""
     # In float32: the square of 1e4 exceeds what float16 holds.
@@ -75,11 +77,15 @@ def rms_norm(x: Float[Tensor, "... m"], weight: Float[Tensor, " m"], eps: float 
     return (wide(x) / torch.sqrt(mean_square + eps) * weight).to(x.dtype)
 
 
+@shaped
 def rotary(x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], theta: float = 1e4) -> Float[Tensor, "... d"]:
     """Turn the pairs (2j, 2j + 1) of `x` by `position * theta^(-2 j / d)`; positions count from 0 (Su et al. 2021)."""
-    # In float64: at position 100,000 a float32 angle is off by 0.006.
     dim = x.shape[-1]
-    exponents = torch.arange(0, dim, 2, dtype=torch.float64, device=x.device) / -dim
+    check_even("rotary", dim)
+    check_shape("rotary", positions, tuple(x.shape[:-1]))
+    # In float64, which Apple's GPUs do not have: at position 100,000 a float32 angle is off by 0.006.
+    dtype = torch.float32 if x.device.type == "mps" else torch.float64
+    exponents = torch.arange(0, dim, 2, dtype=dtype, device=x.device) / -dim
     angles = positions[..., None] * theta**exponents
     cos = angles.cos().to(wide(x).dtype)
     sin = angles.sin().to(wide(x).dtype)
