@@ -21,7 +21,7 @@ from flax import nnx
 
 import polyhead as ph
 from polyhead import jaxside
-from polyhead.compat.haiku import MultiHeadAttention, from_haiku, from_haiku_mask
+from polyhead.compat.haiku import MultiheadAttention, from_haiku, from_haiku_mask
 
 rng = np.random.default_rng(0)
 
@@ -89,7 +89,7 @@ print(gradient.shape)
 # Its example has 2 sequences of 12 vectors of width 64, 8 heads, and an integer mask of keys, in which 0 hides.
 
 # %%
-mha = hk.without_apply_rng(hk.transform(lambda *inputs: MultiHeadAttention(64, 8, name="mha")(*inputs)))
+mha = hk.without_apply_rng(hk.transform(lambda *inputs: MultiheadAttention(64, 8, name="mha")(*inputs)))
 first, second, third = jax.random.split(jax.random.key(0), 3)
 q, k, v = jax.random.normal(first, (3, 2, 12, 64))
 mask = jax.random.randint(second, (2, 1, 12), minval=0, maxval=2)
@@ -101,7 +101,8 @@ print({name: {key: x.shape for key, x in leaf.items()} for name, leaf in params.
 # %% [markdown]
 # ## One set of weights in two libraries
 #
-# A tree is data, so it can be converted: here to a layer of PyTorch.
+# A tree is data, so it can be converted: here to a layer of PyTorch. That layer reads keys and values from one tensor,
+# where the module takes two.
 
 # %%
 torch_layer = from_haiku(params, heads=8)

@@ -3,7 +3,7 @@
     python examples/haiku_hyla.py
 
 Needs `pip install 'polyhead[jax]' dm-haiku`.  The tutorial's module itself, with softmax heads, is
-`polyhead.compat.haiku.MultiHeadAttention`.
+`polyhead.compat.haiku.MultiheadAttention`.
 """
 
 import haiku as hk

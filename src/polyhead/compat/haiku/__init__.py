@@ -1,7 +1,7 @@
 """The multi-head attention of the tutorial "Yet Another (JAX) Transformer": a Haiku module, and its parameters in
 PyTorch.
 
-    haiku.MultiHeadAttention(d_model, num_heads)      the module, for hk.transform; needs dm-haiku
+    haiku.MultiheadAttention(d_model, num_heads)      the module, for hk.transform; needs dm-haiku
     haiku.from_haiku(params, heads=8)                 our PyTorch layer with the module's parameters; needs NumPy only
 """
 
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 from polyhead.compat.haiku.parameters import from_haiku, from_haiku_mask, to_haiku, to_state_dict
 
 if TYPE_CHECKING:
-    from polyhead.compat.haiku.module import MultiHeadAttention
+    from polyhead.compat.haiku.module import MultiHeadAttention, MultiheadAttention
 
-__all__ = ["MultiHeadAttention", "from_haiku", "from_haiku_mask", "to_haiku", "to_state_dict"]
+__all__ = ["MultiHeadAttention", "MultiheadAttention", "from_haiku", "from_haiku_mask", "to_haiku", "to_state_dict"]
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
         # The module alone needs Haiku and JAX.
-        if name == "MultiHeadAttention":
-            from polyhead.compat.haiku.module import MultiHeadAttention
+        if name in ("MultiheadAttention", "MultiHeadAttention"):
+            from polyhead.compat.haiku.module import MultiheadAttention
 
-            return MultiHeadAttention
+            return MultiheadAttention
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

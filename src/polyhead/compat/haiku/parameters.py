@@ -4,8 +4,9 @@
     params["mha/~/linear_1"], params["mha/~/linear_2"]       keys, values
     params["mha/~/linear_3"]                                 output         -> out: w.T
 
-Arrays are NumPy's or JAX's; neither Haiku nor JAX is imported.  One difference remains: for a query without a visible
-key the tutorial averages all values, because it fills masked scores with -1e9.  polyhead returns the output bias.
+Arrays are NumPy's or JAX's; neither Haiku nor JAX is imported.  Two differences remain.  Our layer reads keys and
+values from one tensor, of the width of the queries.  For a query without a visible key it returns the output bias; the
+tutorial averages all values, because it fills masked scores with -1e9.
 """
 
 from collections.abc import Mapping
