@@ -7,7 +7,7 @@ is the macro average, and the classifier is scikit-learn's default (L2 with C = 
 probe is the same probe, fitted on permuted labels.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -317,14 +317,15 @@ def clusters(
     *,
     sequences: int = 1000,
     neighbours: int = 10,
+    labels: Callable[[Batch], dict[str, Array]] = targets,
     seed: int = 0,
     device: Device = "cpu",
 ) -> list[Row]:
     """The purity of each code's neighbours by layer and target: which target do clusters follow?
 
-    Rows are {pairs, layer, target, purity, chance, n}: see `analysis.purity`; n counts equal sequences once.  On SRAVEN
-    this measures whether "early layers cluster by magnitude, late ones by rule" (Schug et al. 2024, figures 5A, 5B,
-    A6): compare "target value" with "rule", each above its own chance.
+    Rows are {pairs, layer, target, purity, chance, n}: see `analysis.purity`; n counts equal sequences once.  `labels`
+    gives the integer labels (b) of a batch by name.  On SRAVEN: do early layers cluster by the size of numbers, and
+    late ones by rule (Schug et al. 2024, section 4.4, figures 5A, 5B, A6)?
     """
     rows: list[Row] = []
     for view, (drawn, pairs) in views(task).items():
@@ -333,8 +334,8 @@ def clusters(
         )
         unique = distinct(batch)  # equal sequences are no further evidence
         for layer, layer_codes in enumerate(layers):
-            for target, labels in targets(batch).items():
-                share, chance = purity(layer_codes[unique], labels[unique], neighbours=neighbours)
+            for target, values in labels(batch).items():
+                share, chance = purity(layer_codes[unique], values[unique], neighbours=neighbours)
                 numbers = {"purity": share, "chance": chance, "n": len(unique)}
                 rows.append({"pairs": view, "layer": layer, "target": target, **numbers})
     return rows

@@ -92,16 +92,18 @@ def test_what_training_puts_into_a_code(studies, monkeypatch):
     assert outcomes[0].rows == (("term 1, one context, layer 1", "0.301 ± 0.001", "0.201 ± 0.001", "0.152 ± 0.002"),)
 
 
-def planted(monkeypatch, codes_of, before=None):
-    """Every model's codes are `codes_of(layer, rules, values)`; `before`: those of networks before their first step."""
+def planted(monkeypatch, codes_of, before=None, noise=(0.01, 0.01)):
+    """Every model's codes are `codes_of(layer, rules, sizes)`; `before`: those of networks before their first step."""
     rng = np.random.default_rng(0)
 
     def query_codes(model, task, split, count, **_):
         batch = task.batch(split, count, seed=3, step=0)
-        rules, values = batch.latents["query_rules"][:, -1].numpy(), batch.targets[:, -1].numpy()
-        noise = 0.01 * rng.standard_normal((count, 4))
+        rules, sizes = batch.latents["query_rules"][:, -1].numpy(), task.input_sizes(batch).int().numpy()
         codes_of_model = codes_of if model is not None else before
-        return [codes_of_model(layer, rules, values) + noise for layer in range(2)], batch
+        noisy = []
+        for layer in range(2):
+            noisy.append(codes_of_model(layer, rules, sizes) + noise[layer] * rng.standard_normal((count, 4)))
+        return noisy, batch
 
     monkeypatch.setattr(sys.modules["polyhead.analysis.probe"], "query_codes", query_codes)
     monkeypatch.setattr(code_figures, "query_codes", query_codes)
@@ -113,15 +115,22 @@ def directions(count, seed):
     return np.random.default_rng(seed).standard_normal((count, 4))
 
 
-def test_layers_that_turn_from_magnitude_to_rule(studies, monkeypatch):
-    value, rule = directions(5, 1), directions(8, 2)
-    planted(monkeypatch, lambda layer, rules, values: rule[rules] if layer else value[values])
+def test_layers_that_turn_from_size_to_rule(studies, monkeypatch):
+    size, rule = directions(9, 1), directions(8, 2)
+    planted(monkeypatch, lambda layer, rules, sizes: rule[rules] if layer else size[sizes])
     forward = drawn(studies, "fig-5b")
-    planted(monkeypatch, lambda layer, rules, values: value[values] if layer else rule[rules])
+    planted(monkeypatch, lambda layer, rules, sizes: size[sizes] if layer else rule[rules])
     backward = drawn(studies, "fig-5b")
     assert (forward.verdicts[0].outcome, backward.verdicts[0].outcome) == (YES, NO)
     assert forward.head[1:3] == ("HYLA", "HYLA, untrained")
-    assert len(forward.rows) == 4  # two targets, two layers
+    assert len(forward.rows) == 6  # three targets, two layers
+
+
+def test_a_layer_with_one_code_for_all_is_no_early_layer(studies, monkeypatch):
+    """Of two layers one is left, which is too few for a claim."""
+    rule = directions(8, 2)
+    planted(monkeypatch, lambda layer, rules, sizes: layer * rule[rules], noise=[0, 0.01])
+    assert drawn(studies, "fig-5b").verdicts == ()
 
 
 def test_sum_and_difference_with_one_code(studies, monkeypatch):
@@ -131,7 +140,7 @@ def test_sum_and_difference_with_one_code(studies, monkeypatch):
     opposite[RULES.index("difference")] = -opposite[RULES.index("sum")]
 
     def of_rules(codes):
-        return lambda layer, rules, values: codes[rules]
+        return lambda layer, rules, sizes: codes[rules]
 
     for codes, before, expected in ((shared, opposite, YES), (opposite, shared, NO)):
         planted(monkeypatch, of_rules(codes), of_rules(before))
