@@ -109,7 +109,7 @@ def readme(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcom
         lines += [f"Scale {about['scale']}, {len(about['runs'])} runs, seeds {seeds_text(about['runs'])}."]
     lines += [f"Made by `{about['command']}`; numbers in [results.json](results.json).", ""]
     for picture in outcome.pictures:
-        lines += [f"![{about['title']}]({picture.stem}.svg)", ""]
+        lines += [f"![{about['title']}]({picture.stem}.svg)", "", picture.caption, ""]
     if outcome.verdicts:
         rows = []
         for claim, word, *numbers in verdict_rows(outcome.verdicts):
