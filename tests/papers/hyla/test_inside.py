@@ -53,8 +53,8 @@ def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeyp
     study = Study.of("inside", LONG, "smoke", tmp_path / "page", runs, results)
     outcome = inside.draw(study)
     assert outcome.head == ("subject", "score", "HYLA", "Softmax", "Linear")
-    assert len(outcome.rows) == 2 * len(inside.CODES) + 2 * 3
-    assert [verdict.family for verdict in outcome.verdicts] == ["swap", "probes", "probes"]
+    assert len(outcome.rows) == 2 * len(inside.CODES) + 2 * 3 + 2 * 2 + 2
+    assert [verdict.family for verdict in outcome.verdicts] == ["swap", "probes", "probes", "clusters"]
     assert all("Linear" not in part.name for verdict in outcome.verdicts for part in verdict.parts)
     numbers = outcome.numbers["HYLA"]
     assert set(numbers["its own, against its own function"]["by_seed"]) == {"1"}  # seed 6 is no part of it
@@ -62,3 +62,5 @@ def test_the_page_has_swaps_and_probes_of_every_finished_model(tmp_path, monkeyp
     donor = "against the donor's function"
     assert numbers[f"the donor's, {donor}"] == numbers[f"share 1, {donor}"] != numbers[f"its own, {donor}"]
     assert outcome.pictures[0].stem == "inside"
+    r2 = outcome.numbers["R² on unseen combinations"]
+    assert r2["the mean over sequences, HYLA"] != r2["over all queries together, HYLA"]

@@ -1,16 +1,21 @@
-"""Inside the networks of 50,000 steps: codes swapped between sequences, and probes of codes.
+"""Inside the networks of 50,000 steps: codes swapped between sequences, probes of codes, and their neighbours.
 
-Both tests are in docs/results/protocol.md: "causal evidence", and among its additions whether training puts terms into
-the code.  `draw` uses all finished runs; a claim is a test from five seeds on.
+The tests are in docs/results/protocol.md: "causal evidence", and among its additions whether training puts terms into
+the code, and whether codes of one function become neighbours.  `draw` uses all finished runs; a claim is a test from
+five seeds on.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from polyhead.analysis import figures, mix_codes, swap_codes
 from polyhead.analysis.claims import Estimate, Verdict, above
+from polyhead.analysis.probe import draws
 from polyhead.models.transformer import Transformer
+from polyhead.papers.hyla.codes import purity_over_chance
 from polyhead.papers.hyla.long import AGAIN, SEEDS
 from polyhead.papers.hyla.probes import (
     PERMUTED,
@@ -24,12 +29,17 @@ from polyhead.papers.hyla.probes import (
     probed,
 )
 from polyhead.papers.hyla.rows import label
-from polyhead.papers.outcome import Curves, FigureOutcome, Panel, Picture, Rows, Table
+from polyhead.papers.outcome import Cells, Curves, FigureOutcome, Panel, Picture, Rows, Table
 from polyhead.papers.study import Study
+from polyhead.train.network import predict
 
 PAIRS = 2000
 # The models whose probes are a test, by label.
 PROBED = (label("hyla"), label("softmax"))
+# Sequences whose R² is also pooled.
+SEQUENCES = 2048
+# What neighbours are compared by: the function, and the value that the network has to predict.
+COMPARED = {"function": "function", "target": "value (one of eight classes)"}
 # The code of the query after a swap.
 CODES = {
     "own": "its own",
@@ -73,6 +83,45 @@ def verdicts(swaps: Table, seeds: Sequence[int] = SEEDS) -> list[Verdict]:
     return [above(claim, {label("hyla"): Estimate.of(by_seed)}, family="swap")]
 
 
+def clustered(study: Study) -> Cells:
+    """Return the purity of neighbours over chance, last layer, by what is compared, model and kind of network."""
+    purity = purity_over_chance(study, COMPARED)
+    return purity.xs(max(purity.index.unique("layer")), level="layer")
+
+
+def cluster_verdicts(purity: Cells) -> list[Verdict]:
+    """The test of clusters, for HYLA: codes of one function are neighbours more often than before training."""
+    if "hyla" not in purity.index.unique("model"):
+        return []
+    gain = purity["function", "hyla", TRAINED] - purity["function", "hyla", UNTRAINED]
+    claim = "clusters follow the function: its codes are neighbours more often than before training"
+    return [above(claim, {label("hyla"): gain}, family="clusters")]
+
+
+def pooled(study: Study) -> dict[str, dict[str, Estimate]]:
+    """Return R² on unseen combinations by model: as the mean over sequences, and over the queries of all sequences.
+
+    The first is the score of all pages, as in the released code; the paper's text may mean the second.
+    """
+    by_sequence: dict[str, dict[int, float]] = {}
+    by_query: dict[str, dict[int, float]] = {}
+    for model, point, network in models(study):
+        r2, errors, targets = [], [], []
+        for batch in draws(point.run.task, "compositional", SEQUENCES, seed=point.run.seed, purpose="pooled"):
+            with torch.no_grad():
+                scores = point.run.task.metrics(predict(network, point.run.task, batch), batch)
+            r2.append(scores["r2"])
+            errors.append(scores["mse"])
+            targets.append(batch.targets[:, -1, 0])
+        by_sequence.setdefault(label(model), {})[point.run.seed] = float(torch.cat(r2).mean())
+        explained = 1 - torch.cat(errors).mean() / torch.cat(targets).var(correction=0)
+        by_query.setdefault(label(model), {})[point.run.seed] = float(explained)
+    by_rule = {"the mean over sequences": by_sequence, "over all queries together": by_query}
+    return {
+        rule: {model: Estimate.of(by_seed) for model, by_seed in values.items()} for rule, values in by_rule.items()
+    }
+
+
 def repeated(swaps: Table) -> list[Verdict]:
     """The test of the swap over the seeds of `AGAIN`; empty unless HYLA has runs of all of them."""
     if "hyla" not in swaps or not set(AGAIN) <= set(swaps["hyla"].dropna().index):
@@ -87,7 +136,9 @@ def draw(study: Study) -> FigureOutcome:
     seeds = all_swaps.index.intersection(SEEDS)
     swaps, mixtures = all_swaps.loc[seeds], all_mixtures.loc[seeds]
 
-    probes = last_layer(probed(replace(study, points=points), TERMS, "alone"))
+    main = replace(study, points=points)
+    probes = last_layer(probed(main, TERMS, "alone"))
+    purity = clustered(main)
     tested: dict[str, dict[str, Estimate]] = {}
     for kind, by_name in probes.items():
         tested[kind] = {name: score for name, score in by_name.items() if name.rpartition(", ")[2] in PROBED}
@@ -99,14 +150,19 @@ def draw(study: Study) -> FigureOutcome:
         f"Swaps: the last layer, {PAIRS:,} pairs of {unseen} a run, two sequences with the same inputs and "
         f"different functions. Probes: macro F1 on {unseen}, last layer, one context for all sequences as in "
         "the paper's Fig. 2B.",
-        "The tests are those of docs/results/protocol.md: the swap for HYLA, the probes for HYLA and softmax.",
+        f"Neighbours: ten of 800 codes of {unseen}, last layer, one context. R²: {SEQUENCES:,} sequences of {unseen}.",
+        "The tests are those of docs/results/protocol.md: swap and clusters for HYLA, probes for HYLA and softmax.",
     ]
     notes += [f"With seed 6 in place of seed 1: {verdict}" for verdict in repeated(all_swaps)]
-    rows, numbers = tabulated(swaps, mixtures, probes)
+    rows, numbers = tabulated(swaps, mixtures, probes, purity, pooled(main))
     return FigureOutcome(
         pictures=[picture_of_mixtures(study.figure, swaps, mixtures)],
         table=rows,
-        verdicts=[*verdicts(swaps), *(replace(verdict, family="probes") for verdict in probe_verdicts)],
+        verdicts=[
+            *verdicts(swaps),
+            *(replace(verdict, family="probes") for verdict in probe_verdicts),
+            *cluster_verdicts(purity),
+        ],
         numbers=numbers,
         notes=notes,
     )
@@ -132,8 +188,14 @@ def picture_of_mixtures(stem: str, swaps: Table, mixtures: Table) -> Picture:
     return Picture(stem, caption, figures.lines(panels, x_label="share of the donor's code", y_label="R²"))
 
 
-def tabulated(swaps: Table, mixtures: Table, probes: Mapping[str, Mapping[str, Estimate]]) -> Rows:
-    """Return a row for each code and rule and for each term and kind of network."""
+def tabulated(
+    swaps: Table,
+    mixtures: Table,
+    probes: Mapping[str, Mapping[str, Estimate]],
+    purity: Cells,
+    r2: Mapping[str, Mapping[str, Estimate]],
+) -> Rows:
+    """Return a row for each code and rule, each term, each kind of neighbours, and each way to pool R²."""
     rows: dict[tuple[str, str], dict[str, str]] = {}
     numbers: dict[str, dict[str, Any]] = {}
     for (model, code, rule), by_seed in swaps.items():
@@ -152,4 +214,14 @@ def tabulated(swaps: Table, mixtures: Table, probes: Mapping[str, Mapping[str, E
             term, _, model_label = name.partition(", ")
             rows.setdefault((f"probe of {term}", words[kind]), {})[model_label] = str(estimate)
             numbers["probes"][f"{name}{kind}"] = estimate.as_json()
+
+    numbers["neighbours, over chance"] = {}
+    for (compared, model, kind), estimate in purity.items():
+        key = (f"neighbours with the same {COMPARED[compared]}, over chance", words[kind])
+        rows.setdefault(key, {})[label(model)] = str(estimate).replace("-", "−")
+        numbers["neighbours, over chance"][f"{compared}, {label(model)}{kind}"] = estimate.as_json()
+    for rule, by_model in r2.items():
+        for model_label, estimate in by_model.items():
+            rows.setdefault(("R² on unseen combinations", rule), {})[model_label] = str(estimate)
+            numbers.setdefault("R² on unseen combinations", {})[f"{rule}, {model_label}"] = estimate.as_json()
     return [{"subject": subject, "score": score, **row} for (subject, score), row in rows.items()], numbers
