@@ -2,7 +2,7 @@
 
 Two sequences have the same inputs and different rules.  In one layer the code of the last token, (h s) numbers, is
 replaced by the code of the other sequence.  Values and weights do not change.  If the code specifies the operation, as
-Schug et al. propose (2024, "Attention as a hypernetwork", section 2.3), the output then follows the rule of the other
+Schug et al. propose (2024, "Attention as a hypernetwork", section 2.1), the output then follows the rule of the other
 sequence.  There are three controls: the code of a third sequence, the same code with permuted heads, and a zero code.
 """
 

@@ -20,8 +20,9 @@ UNSEEN_SPLITS = ("compositional", "novel")
 
 RECIPES_LEGEND = "polyhead train NAME trains a recipe; polyhead train NAME --help says more and lists its fields."
 FIGURES_LEGEND = """\
-polyhead reproduce NAME trains and draws a figure. Core minutes: all runs at --scale small. GPU minutes: one run at
---scale paper, as the paper states. Figures of fuzzy logic also have --scale short."""
+polyhead reproduce NAME trains and draws a figure. Core minutes: all runs at --scale small with its own number of seeds,
+mostly three. GPU minutes: one run at --scale paper, as the paper states. Figures of fuzzy logic also have
+--scale short."""
 MODELS_LEGEND = """\
 ph.load("NAME") gives the run and the model, polyhead eval NAME scores it again. A name without its seed is that of the
 first seed. unseen: combinations that training did not show. What is not here is downloaded at its first use."""

@@ -135,7 +135,7 @@ Input = Tokens | Vectors | Patches
 # -------------------------------------------------------------------------------------------------------------- outputs
 @dataclass(frozen=True)
 class Logits(Checked):
-    """`count` logits per position; `tied` reuses the token table, `scaled` divides by sqrt(width) (the HYLA paper)."""
+    """`count` logits per position; `tied` reuses the token table, `scaled` divides by sqrt(width) (HYLA's code)."""
 
     count: Count
     bias: bool = False

@@ -93,8 +93,10 @@ class Pooled(Mechanism):
 # --------------------------------------------------------------------------------------------------- sources of symbols
 @dataclass(frozen=True)
 class Symbols(Checked):
-    """The base class of sources of symbols for relational heads: values that do not depend on a token's features.
-    `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers instead of one per layer."""
+    """The base class of sources of symbols: the values of relational heads, which identify a token.
+
+    `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers instead of one per layer.
+    """
 
     dim: Count | None = None
     shared: bool = True

@@ -1,4 +1,4 @@
-"""Sources of symbols for relational heads: values that identify a token without its features.
+"""Sources of symbols for relational heads: values that identify a token, by its place or by a choice of its features.
 
     symbolic     s_i = sum_n softmax_n(query(x_i) . template_n / sqrt(d)) library_n             each head its own part
     relational   the same, with softmax_n(q(x_i) . k(x_n)) over the neighbours n of i in place of x_i

@@ -38,7 +38,10 @@ ORDER = (("hyla", "softmax"), ("softmax", "linear"), ("hyla", "linear"))
 
 
 def ordered(scores: Table, conditions: str) -> list[Verdict]:
-    """Return the claim of the paper's order of the three models, as means over the `conditions` of that name."""
+    """Return the claim on the order of the three models, as means over the `conditions` of that name.
+
+    The paper claims that HYLA is ahead of both.  That softmax is ahead of linear heads is read off its Table A1.
+    """
     parts = {}
     for first, second in ORDER:
         by_condition = outcome.differences(scores, first, second)

@@ -1,4 +1,4 @@
-"""Fuzzy logic: infer a fuzzy function from examples in the context and apply it to a query (Schug et al. 2024, §3.1).
+"""Fuzzy logic: infer a fuzzy function from examples in the context and apply it to a query (Schug et al. 2024, §3).
 
 A task is a disjunction of `terms` conjunctions over `variables` fuzzy variables in [0, 1], under the Zadeh operators
 
@@ -196,8 +196,8 @@ class FuzzyLogic(Task):
     def metrics(self, outputs: Float[Tensor, "b t c"], batch: Batch) -> dict[str, Float[Tensor, "b"]]:
         """For each sequence (b): `mse` at the query, and `r2` = 1 - mse / population variance of its targets.
 
-        The variance is over all targets, including the hidden one, as in the paper: predicting the mean of the context
-        gives a little less than 0.
+        The variance is over all targets, including the hidden one, as in the paper's released code: predicting the mean
+        of the context gives a little less than 0.
         """
         mse = self._square(outputs, batch).sum(dim=-1) / batch.scored.sum(dim=-1)
         variance = batch.targets.var(dim=(1, 2), correction=0)
