@@ -94,9 +94,7 @@ class Pooled(Mechanism):
 @dataclass(frozen=True)
 class Symbols(Checked):
     """The base class of sources of symbols: the values of relational heads, which identify a token.
-
-    `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers instead of one per layer.
-    """
+    `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers instead of one per layer."""
 
     dim: Count | None = None
     shared: bool = True
