@@ -9,8 +9,8 @@ small   wider heads (8 instead of 2) and gradient clipping: without it some HYLA
 As in the original code, the seed determines all randomness: initial weights, data and the held-out combinations.
 Where text and code differ, some settings of the paper's scale are the code's.  Heads on fuzzy logic have width 2; the
 text implies 16.  Heads on SRAVEN have width 4; the text implies 8.  Every token attends to all tokens; the text says
-"decoder-only".  Four settings are the text's: no dropout (the original code drops 10 % of the code), no weight decay on biases and
-norms, a cosine that ends with training, and every part of a held-out combination occurs in training.
+"decoder-only".  Four settings are the text's: no dropout (the original code drops 10 % of the code), no weight decay
+on biases and norms, a cosine that ends with training, and every part of a held-out combination occurs in training.
 docs/results/deviations.md has the others.
 """
 
