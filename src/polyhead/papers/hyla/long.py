@@ -113,6 +113,7 @@ PARTS = (
     ProtocolTest("parts", "HYLA composes better than without RMSHead", (("hyla", "hyla-norms"),)),
     ProtocolTest("parts", "HYLA composes better than with a softmax for RMSHead", (("hyla", "hyla-softmax"),)),
     ProtocolTest("parts", "linear heads compose better with RMSHead", (("linear-rms", "linear"),)),
+    ProtocolTest("parts", "HYLA without its nonlinearity is better than linear heads", (("hyla-linear", "linear"),)),
 )
 
 # Of the other settings.
@@ -161,13 +162,16 @@ WIDTH = width_tests()
 
 
 def held_out_tests() -> tuple[ProtocolTest, ...]:
-    """Return HYLA over softmax and softmax over linear heads with less held out, and HYLA's smaller drop."""
+    """Return HYLA over softmax and softmax over linear heads with less held out, every drop, and HYLA's smaller one."""
     tests = []
     for percent, (first, second) in itertools.product(HELD_OUT[:-1], itertools.pairwise(MAIN)):
         claim = f"with {percent} % held out {ROWS[first].label} is better than {ROWS[second].label}"
         tests.append(ProtocolTest("held out", claim, ((of_held_out(first, percent), of_held_out(second, percent)),)))
-    claim = "with 70 % in place of 30 % held out HYLA loses less than the others"
-    return (*tests, ProtocolTest("held out", claim, (("softmax", "hyla"), ("linear", "hyla")), "drop"))
+    more = "with 70 % in place of 30 % held out"
+    others = (("softmax", "hyla"), ("linear", "hyla"))
+    smaller = ProtocolTest("held out", f"{more} HYLA loses less than the others", others, "drop")
+    worse = ProtocolTest("held out", f"{more} every model composes worse", tuple((name, None) for name in MAIN), "drop")
+    return (*tests, smaller, worse)
 
 
 # Of the part held out.
