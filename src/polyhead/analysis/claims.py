@@ -39,14 +39,15 @@ class Estimate:
     `runs`: the number of trained models, infinite for a number without training.  `sampling`: the part of the standard
     error from finite test sets; `error` includes it.  `test`: the name of the test set, if it is one for all seeds.
     Sampling errors on one test set are taken as common: they add up with their signs, so a difference has what is left
-    of both.  Sums and differences are paired by seed if both sides have the same seeds (equal seeds share data and
-    split); otherwise by Welch-Satterthwaite, where the sampling errors of both sides count.
+    of both.  Sums and differences are paired by seed, since equal seeds share data and split, and seeds of one side are
+    left out.  If those are more than half of a side, they are by Welch-Satterthwaite, where the sampling errors of both
+    sides count.
     """
 
     mean: float
     error: float
     freedom: float
-    values: Mapping[int, float] = field(default_factory=dict, compare=False)
+    values: Mapping[Any, float] = field(default_factory=dict, compare=False)
     runs: float = math.inf
     sampling: float = 0.0
     finite: bool = False
@@ -55,18 +56,21 @@ class Estimate:
     # ------------------------------------------------------------------------------------------------- arithmetic
     @classmethod
     def of(
-        cls, values: Mapping[int, float], sampling: float = 0.0, *, finite: bool = False, test: str = ""
+        cls, values: Mapping[Any, float], sampling: float = 0.0, *, finite: bool = False, test: str = ""
     ) -> "Estimate":
         """Return the estimate from one value per seed.
 
         `sampling`: the standard error of the mean from finite test sets.  If every seed has its own test sequences, the
         spread over seeds includes it.  If the test sets are parts of one `finite` set, the spread includes only a part
-        of it, so it is added; so it is if all seeds have one test set, called `test`.
+        of it, so it is added; so it is if all seeds have one test set, called `test`.  A value that is not finite makes
+        the mean NaN.
         """
         if not values:
             raise ValueError("Estimate: give at least one value")
         count = len(values)
-        mean = math.fsum(values.values()) / count
+        mean = math.nan
+        if all(map(math.isfinite, values.values())):
+            mean = math.fsum(values.values()) / count
         if count == 1:
             return cls(mean, math.nan, 0.0, dict(values), 1.0, sampling, finite, test)
         squares = math.fsum((value - mean) ** 2 for value in values.values())
@@ -74,7 +78,7 @@ class Estimate:
         if max(values.values()) - min(values.values()) < ROUNDING:
             variance_of_seeds = 0.0
         variance_of_test_set = 0.0
-        if finite:
+        if finite or test:
             variance_of_test_set = sampling**2
         # Welch-Satterthwaite: the error of the test set is known, so it has infinitely many degrees of freedom.
         if variance_of_seeds > 0:
@@ -89,14 +93,10 @@ class Estimate:
     def __neg__(self) -> "Estimate":
         return self.scaled(-1.0)
 
-    def __abs__(self) -> "Estimate":
-        """Return the absolute value: all seeds get the sign of the mean."""
-        return self if self.mean >= 0 else -self
-
     def __add__(self, other: "Estimate") -> "Estimate":
         sampling = math.hypot(self.sampling, other.sampling)
-        if self.values and self.values.keys() == other.values.keys():
-            values = {seed: value + other.values[seed] for seed, value in self.values.items()}
+        values = {seed: value + other.values[seed] for seed, value in self.values.items() if seed in other.values}
+        if values and 2 * len(values) >= max(len(self.values), len(other.values)):
             test = ""
             if self.test and self.test == other.test:
                 # The sampling errors are those of one test set: they add up with their signs.
@@ -214,8 +214,9 @@ class Part:
 
     @property
     def is_tested(self) -> bool:
-        """Whether there are enough seeds and a standard error."""
-        return self.estimate.runs >= SEEDS and not math.isnan(self.estimate.error)
+        """Whether there are enough seeds, a standard error, and a score of every run."""
+        estimate = self.estimate
+        return estimate.runs >= SEEDS and math.isfinite(estimate.mean) and not math.isnan(estimate.error)
 
     @property
     def verdict(self) -> str:

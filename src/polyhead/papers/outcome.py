@@ -118,7 +118,7 @@ def differences(table: Table, first: Any, second: Any) -> Cells:
 
 
 def is_complete_grid(cells: Cells) -> bool:
-    """Return whether the conditions form a full grid and each has every model: no run failed."""
+    """Return whether the conditions form a full grid and each has every model; of some a seed may have failed."""
     names = cells.index.names
     return len(cells) > 0 and len(cells) == math.prod(cells.index.unique(name).size for name in names)
 
