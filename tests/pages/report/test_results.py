@@ -12,6 +12,7 @@ from reported import TASK, fabricate, folders, run_of, small, written
 
 import polyhead as ph
 from polyhead.analysis import canvas
+from polyhead.analysis.claims import Estimate
 from polyhead.pages.report import results, runs, writer as report
 from polyhead.pages.report.section import Draft
 from polyhead.tasks import RelationalGames
@@ -36,7 +37,7 @@ def drawn():
     [
         ([0.7, 0.72, 0.77], ["0.730 ± 0.021", "0.900 ± 0.000", "3", "1,234", "61"]),
         ([0.7], ["0.700 ± 0.022", "0.900 ± 0.011", "1", "1,234", "60"]),  # over its test sequences
-        ([math.nan], ["–", "0.900 ± 0.011", "1", "1,234", "60"]),
+        ([math.nan], ["–", "0.900 ± 0.011", "0 of 1", "1,234", "60"]),
     ],
 )
 def test_a_row_has_the_means_and_errors_over_networks(tmp_path, values, cells):
@@ -60,14 +61,30 @@ def test_baselines_and_the_ceiling_are_rows(tmp_path, drawn):
         ([0.5, 0.51, 0.49, 0.5, 0.52], "yes"),
         ([0.9, 0.9, 0.9, 0.9, 0.9001], "no difference"),
         ([0.5, 0.51, 0.49], "undecided"),
+        ([0.5, 0.51, 0.49, 0.5, 0.52, math.nan], "undecided"),  # a diverged network is not left out
     ],
 )
 def test_the_best_is_judged_against_each_rival(tmp_path, softmax, verdict):
-    hyla = [0.9, 0.9002, 0.9, 0.9, 0.9][: len(softmax)]
+    hyla = [0.9, 0.9002, 0.9, 0.9, 0.9, 0.9][: len(softmax)]
     page = written(folders(tmp_path, {"softmax": softmax, "hyla": hyla}), tmp_path / "r.html")
     assert "Best on unseen combinations: HYLA (R² 0.90)" in page.words
     assert page.cells("HYLA over Softmax")[0] == verdict
     assert page.cells("HYLA over Softmax")[-1] == str(len(softmax))
+
+
+def test_runs_that_differ_in_their_division_alone_are_networks_of_one_row(tmp_path):
+    paths = []
+    for split, r2 in enumerate((0.6, 0.8)):
+        run = run_of("hyla", 0, replace(TASK, split_seed=split))
+        paths.append(fabricate(tmp_path / str(split), run, {"compositional": (r2, 0.02)}))
+    assert written(paths, tmp_path / "r.html").cells("HYLA")[0] == "0.700 ± 0.100"
+
+
+def test_a_best_that_the_scores_chose_has_a_two_sided_p():
+    difference = {"a over b": Estimate.of(dict(enumerate((0.1, 0.01, 0.05, 0.12, 0.0))))}
+    (one,), (two,) = results.comparison_rows(difference), results.comparison_rows(difference, ["a over b"])
+    assert (one[1], one[4], two[1], two[4]) == ("yes", "0.039", "undecided", "0.078")
+    assert (one[3][-6:], two[3][-6:]) == ("(90 %)", "(95 %)")
 
 
 def test_where_lower_is_better_the_lowest_is_the_best(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from polyhead.analysis.probe import Row, probe_model, query_codes
 from polyhead.analysis.swap import swap_codes
 from polyhead.config import TransformerConfig
 from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
-from polyhead.pages.report.runs import Entry, SeedGroup, over_seeds
+from polyhead.pages.report.runs import Entry, SeedGroup, Seeds, over_seeds, seeds_of
 from polyhead.pages.report.section import Draft, Section, Table, slug, with_error
 from polyhead.tasks.base import Task
 from polyhead.train import load_model
@@ -185,8 +185,8 @@ def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], dr
         f"{ZEROED:,} sequences of {task.split_name('compositional')}.",
     )
 
-    # Name of a row -> mechanism -> seed -> number, and the error of a single run over its sequences.
-    table: dict[str, dict[str, dict[int, float]]] = {}
+    # Name of a row -> mechanism -> seeds -> number, and the error of a single run over its sequences.
+    table: dict[str, dict[str, dict[Seeds, float]]] = {}
     errors: dict[tuple[str, str], float] = {}
     for analysis in analyses:
         label = analysis.group.label
@@ -197,7 +197,7 @@ def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], dr
                 name, column = f"layer {row['layer'] + 1}, all heads: fall", "drop"
             else:
                 continue
-            table.setdefault(name, {}).setdefault(label, {})[analysis.entry.run.seed] = row[column]
+            table.setdefault(name, {}).setdefault(label, {})[seeds_of(analysis.entry.run)] = row[column]
             errors[name, label] = row["se" if column == "score" else f"{column}_se"]
     rows = []
     for name, by_mechanism in table.items():
@@ -233,11 +233,11 @@ def _swaps_section(analyses: Sequence[Analysis]) -> Section:
         f"replaced; {metric} is against the donor's function. {PAIRS:,} pairs of {unseen}.",
         note=OPEN_TEST,
     )
-    scores: dict[str, dict[str, dict[int, float]]] = {}  # code -> mechanism -> seed -> score
+    scores: dict[str, dict[str, dict[Seeds, float]]] = {}  # code -> mechanism -> seeds -> score
     for analysis in analyses:
         for row in analysis.swaps:
             by_mechanism = scores.setdefault(row["code"], {})
-            by_mechanism.setdefault(analysis.group.label, {})[analysis.entry.run.seed] = row["donor"]
+            by_mechanism.setdefault(analysis.group.label, {})[seeds_of(analysis.entry.run)] = row["donor"]
     rows = []
     for code, name in CODE_NAMES.items():
         rows.append([name, *map(with_error, map(Estimate.of, scores[code].values()))])

@@ -1,8 +1,9 @@
 """The first sections of a report: scores beside baselines, verdicts on their order, curves of training."""
 
+import itertools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from polyhead.analysis import figures
@@ -13,7 +14,7 @@ from polyhead.tasks.base import Task
 from polyhead.tasks.scores import Score
 
 METRICS = {"r2": "R²", "mse": "mean squared error"}
-TEST_COLUMNS = ("90 % interval", "p (Holm)", "networks")
+TEST_COLUMNS = ("interval", "p (Holm)", "networks")
 OPEN_TEST = f"Fewer than {SEEDS} networks on a side are no test: undecided."
 
 
@@ -83,7 +84,7 @@ def score_table(results: Results) -> Table:
     for group in [*ranked, *unranked]:
         scores = map(with_error, map(group.score, results.splits))
         sizes = [grouped_digits(group.mean("parameters")), grouped_digits(group.mean("seconds"))]
-        rows.append([group.label, *scores, str(len(group.finished)), *sizes])
+        rows.append([group.label, *scores, networks(group, results.headline), *sizes])
     for name in results.baseline_order():
         scores = map(with_error, map(results.baselines[name].get, results.splits))
         label = baseline_label(task, name)
@@ -93,13 +94,24 @@ def score_table(results: Results) -> Table:
     return head, rows
 
 
+def networks(group: SeedGroup, split: str) -> str:
+    """How many networks are finished; "5 of 6" if only five of them have a finite score."""
+    count = len(group.finished)
+    missing = sum(map(math.isnan, group.by_seeds(split).values()))
+    return f"{count - missing} of {count}" if missing else str(count)
+
+
 def verdict_table(results: Results) -> Table | None:
-    """Is the best mechanism ahead of each other one, and is each mechanism ahead of the best baseline?"""
+    """Is the best mechanism ahead of each other one, and is each mechanism ahead of the best baseline?
+
+    The scores themselves say which mechanism is the best.  So all pairs are judged together, and p is two-sided.
+    """
     task = results.task
     order = results.ranked()
     differences = {}
-    for rival in order[1:]:
-        differences[f"{order[0].label} over {rival.label}"] = _gains(results, order[0]) - _gains(results, rival)
+    for better, rival in itertools.combinations(order, 2):
+        differences[f"{better.label} over {rival.label}"] = _gains(results, better) - _gains(results, rival)
+    pairs = list(differences)
     # Of the baselines only the best one.
     for baseline in [name for name in results.baseline_order() if name != "ceiling"][:1]:
         level = constant(float(task.gain(results.baselines[baseline][results.headline].mean)))
@@ -107,17 +119,21 @@ def verdict_table(results: Results) -> Table | None:
             differences[f"{group.label} over {baseline_label(task, baseline)}"] = _gains(results, group) - level
     if not differences:
         return None
-    return ["Is it ahead?", "verdict", "difference", *TEST_COLUMNS], comparison_rows(differences)
+    rows = comparison_rows(differences, two_sided=pairs)
+    hidden = pairs[max(len(order) - 1, 0) :]  # those of mechanisms that are not the best
+    return ["Is it ahead?", "verdict", "difference", *TEST_COLUMNS], [row for row in rows if row[0] not in hidden]
 
 
-def comparison_rows(differences: Mapping[str, Estimate]) -> list[list[str]]:
+def comparison_rows(differences: Mapping[str, Estimate], two_sided: Collection[str] = ()) -> list[list[str]]:
     """Rows of differences that are judged together: name, verdict, difference, `TEST_COLUMNS`."""
     rows = []
     for part in above("the first is ahead", differences).parts:
-        low, high = part.estimate.interval(0.9)
+        if part.name in two_sided:
+            part = replace(part, p_above=min(1.0, 2 * part.p_above), level_above=part.level_above / 2)
+        low, high = part.estimate.interval(part.confidence)
         interval = "–"
-        if math.isfinite(low):
-            interval = f"{number(low)} to {number(high)}"
+        if part.is_tested:
+            interval = f"{number(low)} to {number(high)} ({100 * part.confidence:.4g} %)"
         count = f"{part.estimate.runs:.0f}"
         rows.append([part.name, part.verdict, number(part.estimate.mean), interval, number(part.p_above), count])
     return rows
@@ -125,8 +141,8 @@ def comparison_rows(differences: Mapping[str, Estimate]) -> list[list[str]]:
 
 def _gains(results: Results, group: SeedGroup) -> Estimate:
     """Scores on the headline's split over seeds, negated if lower is better."""
-    by_seed = results.headline_score(group).values
-    return Estimate.of({seed: results.task.gain(value) for seed, value in by_seed.items()})
+    by_seeds = group.by_seeds(results.headline)
+    return Estimate.of({seeds: results.task.gain(value) for seeds, value in by_seeds.items()})
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
@@ -165,7 +181,8 @@ def results_section(results: Results, draft: Draft) -> Section:
         section.tables.append((["Besides the heads, these differ", *map(attrgetter("label"), results.groups)], rows))
     section.note = (
         f"± is the standard error over networks; of a single network or a baseline, over test {task.items}. "
-        f"A test takes a baseline as exact. {OPEN_TEST}"
+        "A test takes a baseline as exact. A network without a finite score leaves its comparisons undecided. "
+        f"{OPEN_TEST}"
     )
     return section
 

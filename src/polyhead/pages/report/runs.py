@@ -2,9 +2,10 @@
 
 import dataclasses
 import itertools
+import math
 import pathlib
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,6 +47,10 @@ class Entry:
         return points
 
 
+# The seeds of a run: of its network and data, and of its division.
+Seeds = tuple[int, int | None]
+
+
 @dataclass(frozen=True)
 class SeedGroup:
     """Runs that differ only in their seeds."""
@@ -61,19 +66,25 @@ class SeedGroup:
     def task(self) -> Task:
         return self.entries[0].run.task
 
-    def score(self, split: str) -> Estimate | None:
-        """The task's metric on a split; None if no finished run has a finite score."""
-        metric = self.task.metric
-        by_seed: dict[int, float] = {}
-        error = None
+    def by_seeds(self, split: str) -> dict[Seeds, float]:
+        """The task's metric on a split by the seeds of each finished run; NaN for a score that is not finite."""
+        values = {}
         for entry in self.finished:
             assert entry.result is not None
             scores = entry.result.scores.get(split, {})
-            value = finite(scores.get(metric))
-            if value is not None:
-                by_seed[entry.run.seed] = value
-                error = finite(scores.get(f"{metric}_se"))
-        return over_seeds(by_seed, error)
+            if self.task.metric in scores:
+                value = finite(scores[self.task.metric])
+                values[seeds_of(entry.run)] = math.nan if value is None else value
+        return values
+
+    def score(self, split: str) -> Estimate | None:
+        """The mean of the finite scores on a split; None if no finished run has one."""
+        known = {seeds: value for seeds, value in self.by_seeds(split).items() if math.isfinite(value)}
+        error = None
+        for entry in self.finished:
+            if seeds_of(entry.run) in known and entry.result is not None:
+                error = finite(entry.result.scores[split].get(f"{self.task.metric}_se"))
+        return over_seeds(known, error)
 
     def mean(self, field: str) -> float | None:
         """The mean over finished runs of a number in result.json."""
@@ -82,7 +93,12 @@ class SeedGroup:
         return statistics.fmean(known) if known else None
 
 
-def over_seeds(by_seed: dict[int, float], error: float | None = None) -> Estimate | None:
+def seeds_of(run: Run) -> Seeds:
+    """The seed of a run, and that of its division into known and unseen combinations, if its task has one."""
+    return run.seed, getattr(run.task, "split_seed", None)
+
+
+def over_seeds(by_seed: Mapping[Any, float], error: float | None = None) -> Estimate | None:
     """The mean over seeds, None without any; `error` is that of a single network over its test sequences."""
     if not by_seed:
         return None
