@@ -121,6 +121,21 @@ def test_a_window_of_any_width(impl):
     np.testing.assert_allclose(actual, jaxside.hyla(q, k, v), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("network", ["pair", "query", "sequence"])
+def test_equal_keys_share_the_gradient_of_a_maximum(network):
+    tensors, options = make_problem(3, 4)
+    tensors = [x.detach().requires_grad_() for x in tensors]
+    with torch.no_grad():
+        for x in tensors[1:]:
+            x[:, 2] = x[:, 1]
+    options = {"network": network, "pool": "max"}
+    out = resolve("pooled", "reference")(*tensors, **options)
+    results = run_in_jax("pooled_attention", "reference", tensors, options, torch.ones_like(out))
+    for x, y in zip(results[1:], torch.autograd.grad(out.sum(), tensors), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=1e-12)
+
+
 # --------------------------------------------------------------------------------- the rules of tests/ops/test_rules.py
 SENDERS = ("k", "v", "k_rel", "symbols")
 

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Mask, Masks, Packed, Scale
 from polyhead.spec import NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
-from polyhead.spec.shapes import check_masks, one_of, shaped
+from polyhead.spec.shapes import check_heads, check_masks, one_of, shaped
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "identity": lambda x: x,
@@ -224,8 +224,10 @@ def latent_code(
     Arguments and errors are those of `polyhead.ops.latent_code`.  Static under jit: normalise, causal, window.
     """
     one_of("latent_code", "normalise", normalise, NORMALISE)
+    q, k = jnp.asarray(q), jnp.asarray(k)
     if q.dtype != k.dtype:
         raise ValueError(f"latent_code: q and k must have one dtype but have {q.dtype}, {k.dtype}")
+    check_heads("latent_code", {"q": q.shape, "k": k.shape})
     masks = Masks(mask, causal, window, cu_seqlens)
     call = AttentionCall(q, k, bias=bias, masks=masks, scale=scale, normalise=normalise)
     check_call("latent_code", call)
@@ -249,8 +251,10 @@ def relations(
     Arguments and errors are those of `polyhead.ops.relations`.  Static under jit: relation_act, causal, window.
     """
     one_of("relations", "relation_act", relation_act, RELATION_ACTS)
+    q_rel, k_rel = jnp.asarray(q_rel), jnp.asarray(k_rel)
     if q_rel.dtype != k_rel.dtype:
         raise ValueError(f"relations: q_rel and k_rel must have one dtype but have {q_rel.dtype}, {k_rel.dtype}")
+    check_heads("relations", {"q_rel": q_rel.shape, "k_rel": k_rel.shape})
     call = AttentionCall(q_rel, k_rel, masks=Masks(mask, causal, window, cu_seqlens))
     check_call("relations", call)
     call = jax.tree.map(jnp.asarray, call)

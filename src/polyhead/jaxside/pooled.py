@@ -65,14 +65,28 @@ def pooled(x: jax.Array, pool: str, mask: jax.Array | None) -> jax.Array:
     if pool == "max":
         if not x.shape[3]:
             return x.sum(3, keepdims=True)
-        # The gradient of `max` compares x with its maximum; under jit, x computed twice may be rounded in two ways and
-        # equal it nowhere.  An index cannot miss.
-        index = jnp.where(is_visible, x, -jnp.inf).argmax(3, keepdims=True)
-        largest = jnp.take_along_axis(x, index, 3)
-        return jnp.where(is_visible.any(-2, keepdims=True), largest, 0)
+        return jnp.where(is_visible.any(-2, keepdims=True), largest(jnp.where(is_visible, x, -jnp.inf)), 0)
     total = wide(x).sum(3, keepdims=True)  # may be more than float16 holds
     count = jnp.maximum(is_visible.sum(-2, keepdims=True), 1).astype(total.dtype)
     return (total / count).astype(x.dtype)
+
+
+@jax.custom_jvp
+def largest(x: jax.Array) -> jax.Array:
+    """(b h t s e) -> (b h t 1 e), the maximum over keys.  Keys that are equal share its gradient, as in PyTorch."""
+    return x.max(3, keepdims=True)
+
+
+@largest.defjvp
+def largest_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """The derivative: the mean of the tangents of all keys that have the maximum."""
+    (x,), (tangent,) = primals, tangents
+    # Under jit, x computed twice may be rounded in two ways and equal its maximum nowhere.  An index cannot miss.
+    index = x.argmax(3, keepdims=True)
+    value = jnp.take_along_axis(x, index, 3)
+    is_largest = (x == value) | (jax.lax.broadcasted_iota(index.dtype, x.shape, 3) == index)
+    share = is_largest / is_largest.sum(3, keepdims=True)
+    return value, (share.astype(x.dtype) * tangent).sum(3, keepdims=True)
 
 
 @shaped

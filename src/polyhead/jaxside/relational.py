@@ -6,15 +6,16 @@ from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import compute
-from polyhead.jaxside.latent_code import code, drop, finite_bias, products, relate, retrieve, visible_to_any_head
+from polyhead.jaxside.latent_code import blank, code, drop, finite_bias, products, relate, retrieve, visible_to_any_head
 from polyhead.spec.shapes import shaped
 
 
 def reference(call: AttentionCall) -> jax.Array:
     """The equation, literally."""
     a = drop(code(call), call.keep)
-    inner = products(call.q_rel, call.k_rel)
     _, mask = finite_bias(call)
+    k_rel = blank(mask, call.k_rel) if call.act == "softmax" else call.k_rel
+    inner = products(call.q_rel, k_rel)
     relations = relate(inner, call.act, visible_to_any_head(mask)).astype(call.q.dtype)
     retrieved = jnp.einsum("b h t s, b r t s -> b t h r", a, relations)
     return retrieve(a, call.v) + jnp.einsum("h e r, b t h r -> b t h e", call.relation_weight, retrieved)

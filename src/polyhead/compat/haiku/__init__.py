@@ -7,17 +7,20 @@ PyTorch.
 
 from typing import TYPE_CHECKING, Any
 
-from polyhead.compat.haiku.parameters import from_haiku, from_haiku_mask, to_haiku, to_state_dict
-
 if TYPE_CHECKING:
     from polyhead.compat.haiku.module import MultiHeadAttention, MultiheadAttention
+    from polyhead.compat.haiku.parameters import from_haiku, from_haiku_mask, to_haiku, to_state_dict
 
 __all__ = ["MultiHeadAttention", "MultiheadAttention", "from_haiku", "from_haiku_mask", "to_haiku", "to_state_dict"]
 
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        # The module alone needs Haiku and JAX.
+        # The module needs Haiku and JAX, its parameters need PyTorch: neither asks for the other's.
+        if name in ("from_haiku", "from_haiku_mask", "to_haiku", "to_state_dict"):
+            from polyhead.compat.haiku import parameters
+
+            return getattr(parameters, name)
         if name in ("MultiheadAttention", "MultiHeadAttention"):
             from polyhead.compat.haiku.module import MultiheadAttention
 

@@ -48,20 +48,22 @@ class MultiheadAttention(hk.Module):
         if not batch or k.shape[:-2] != batch or v.shape[:-1] != k.shape[:-1]:
             shapes = f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
             raise ValueError(f"MultiheadAttention: q, k, v must be (B, ..., S, {self.d_model}), got {shapes}")
+        if not q.dtype == k.dtype == v.dtype:
+            raise ValueError(f"MultiheadAttention: q, k, v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
         visible = None
         if mask is not None:
             visible = visible_pairs(mask, (*batch, num_queries, num_keys))
 
         # Split into heads: (B ..., S, d_model) -> (b, S, h, d).
-        split = (math.prod(batch), -1, self.num_heads, self.d_k)
-        q = self.lin_projs[0](q).reshape(split)
-        k = self.lin_projs[1](k).reshape(split)
-        v = self.lin_projs[2](v).reshape(split)
+        heads = (self.num_heads, self.d_k)
+        q = self.lin_projs[0](q).reshape(math.prod(batch), num_queries, *heads)
+        k = self.lin_projs[1](k).reshape(math.prod(batch), num_keys, *heads)
+        v = self.lin_projs[2](v).reshape(math.prod(batch), num_keys, *heads)
 
         # jit removes the attention where it is not used.
-        heads = jnp.asarray(jaxside.softmax_attention(q, k, v, mask=visible))
+        mixed = jnp.asarray(jaxside.softmax_attention(q, k, v, mask=visible))
         attention = jnp.asarray(jaxside.latent_code(q, k, normalise="softmax", mask=visible))
-        out = self.lin_projs[3](heads.reshape(*batch, num_queries, self.d_model))
+        out = self.lin_projs[3](mixed.reshape(*batch, num_queries, self.d_model))
         return out, attention.reshape(*batch, *attention.shape[1:])
 
 
