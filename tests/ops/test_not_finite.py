@@ -11,7 +11,7 @@ from problems import make_arguments, make_problem
 from rules import ALL, REQUIRED_OPTIONS, options_of_scores, output_and_gradients
 from some import some
 
-from polyhead.ops import softmax_attention
+from polyhead.ops import linear_step, softmax_attention
 from polyhead.ops.call import Masks
 from polyhead.ops.cross_entropy import chunked_cross_entropy
 from polyhead.ops.latent_code import dense
@@ -158,3 +158,16 @@ def test_other_functions_lose_none_either(value):
     hidden[2, 3] = value
     losses = chunked_cross_entropy(hidden, weight, None, torch.arange(4))
     assert losses.isnan().tolist() == [False, False, True, False]
+
+
+def test_a_query_without_a_key_gets_0_beside_a_sink_of_minus_infinity_and_if_it_is_nan():
+    q, k, v = torch.randn(3, 1, 4, 2, 3)
+    limits = {"mask": torch.tensor([False, False, True, True]), "causal": True}
+    sinks = torch.tensor([-torch.inf, 0.0], requires_grad=True)
+    with_sinks = softmax_attention(q, k, v, **limits, sinks=sinks)
+    assert torch.autograd.grad(with_sinks.sum(), sinks)[0].isfinite().all()
+    q[:, :2] = torch.nan
+    outs = [resolve("linear", impl)(q, k, v, **limits) for impl in ("reference", "chunked")]
+    outs.append(linear_step(q, k, v, mask=limits["mask"])[0])
+    for out in (with_sinks, *outs):
+        assert (out[:, :2] == 0).all()

@@ -98,9 +98,10 @@ def test_a_bias_of_minus_infinity_hides_like_a_mask(problem, arguments, op, impl
     assert num_compared or impl == "chunked"
 
 
-@pytest.mark.thinned(3)
+@pytest.mark.thinned(6)
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e300])
 @pytest.mark.parametrize(("op", "impl"), ALL)
-def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
+def test_what_a_mask_hides_from_all_may_be_nan_or_huge(problem, arguments, op, impl, value):
     """Padding, and a column of a mask of pairs; samples differ."""
     t, s, num_compared = 4, 6, 0
     for n, extra in some(enumerate(options_of_scores(op, impl))):
@@ -113,8 +114,8 @@ def test_what_a_mask_hides_from_all_may_be_nan(problem, arguments, op, impl):
         spoilt, zeros = list(tensors), list(tensors)
         for i, name in enumerate(TENSORS[op]):
             if name in SENDERS:
-                for xs, value in ((spoilt, (torch.nan, torch.inf)[n % 2]), (zeros, 0.0)):
-                    xs[i] = tensors[i].detach().masked_fill(nobody[..., None, None], value).requires_grad_()
+                for xs, fill in ((spoilt, value), (zeros, 0.0)):
+                    xs[i] = tensors[i].detach().masked_fill(nobody[..., None, None], fill).requires_grad_()
         cotangent = torch.randn(b, t, 4, 5, dtype=torch.float64)
         actual = unless_refused(NO_PAIRS, op, impl, spoilt, options, cotangent)
         if actual is None:
@@ -181,6 +182,12 @@ def test_a_scale_is_a_number(op):
     scaled = AttentionCall(q, q, q, q_rel=q, k_rel=q, relation_weight=q[0], scale=torch.tensor(0.5, requires_grad=True))
     with pytest.raises(ValueError, match=r"scale must be a number but is a Tensor; multiply q by it$"):
         choose(OPS[op], scaled)
+    with refusing("softmax_attention: softcap must be a number but is a Tensor"):
+        ops.softmax_attention(q, q, q, softcap=torch.tensor(2.0))
+    with refusing("hyla: causal must be True or False but is 'no'"):
+        ops.hyla(q, q, q, causal="no")
+    with refusing("hyla: mask must be on cpu, as q is, but is on meta"):
+        ops.hyla(q, q, q, mask=torch.ones(q.shape[1], dtype=torch.bool, device="meta"))
     with refusing("latent_code: scale must be a number but is a Tensor; multiply q by it"):
         inspect.unwrap(ops.latent_code)(q, q, normalise="softmax", scale=scaled.scale)
 

@@ -209,10 +209,12 @@ class AttentionCall:
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
-def check_scale(function: str, scale: object) -> None:
+def check_scale(function: str, scale: object, softcap: object = None) -> None:
     """Raise ValueError for a Tensor: native code and kernels take a number."""
     if isinstance(scale, Tensor):
         raise ValueError(f"{function}: scale must be a number but is a Tensor; multiply q by it")
+    if isinstance(softcap, Tensor):
+        raise ValueError(f"{function}: softcap must be a number but is a Tensor, which would get no gradient")
 
 
 def check_same_kind(function: str, tensors: Mapping[str, Tensor]) -> None:

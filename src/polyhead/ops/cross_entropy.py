@@ -100,7 +100,7 @@ def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, factor: float) -> Te
     if bias is not None:
         bias = bias.to(x.dtype)
     logits = wide(F.linear(x, weight.to(x.dtype), bias))
-    if factor == 1.0:
+    if not isinstance(factor, Tensor) and factor == 1.0:
         return logits
     return logits * factor
 

@@ -125,6 +125,10 @@ def check_tensors(op: Op, call: AttentionCall) -> None:
         if tensor is not None:
             tensors[name] = tensor
     check_same_kind(op.name, tensors)
+    for name, tensor in call.tensors().items():
+        # Beside a meta tensor the kernels would take the call for one without numbers.
+        if tensor is not None and tensor.is_meta and not call.q.is_meta:
+            raise ValueError(f"{op.name}: {name} must be on {call.q.device}, as q is, but is on meta")
     check_masks(op.name, call.masks, call.q.shape[0], *call.lengths, is_cheap_to_read)
     check_scale(op.name, call.scale)
 

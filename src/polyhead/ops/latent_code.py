@@ -99,23 +99,27 @@ def of_pairs(x: Tensor) -> Tensor:
 
 
 def zero_masked(mask: Tensor | None, *key_tensors: Tensor) -> tuple[Tensor, ...]:
-    """Keys and values (b s g _) without NaN or inf at keys that `mask` hides from every query in all heads.
+    """Keys and values (b s g _), 0 at keys that `mask` hides from every query in all heads unless they are harmless.
 
-    Symbols by offset belong to no key and stay unchanged.  Finite tensors stay unchanged where data may be read: the
+    Symbols by offset belong to no key and stay unchanged.  Small numbers stay unchanged where data may be read: the
     code 0 removes them anyway, and copying them would cost a training step of small models 7 %.
     """
     if mask is None:
         return key_tensors
     results = []
     for tensor in key_tensors:
-        is_unchanged = tensor.ndim != 4 or is_known_finite(tensor)
+        is_unchanged = tensor.ndim != 4 or is_known_small(tensor)
         results.append(tensor if is_unchanged else zero_hidden_keys(mask, tensor))
     return tuple(results)
 
 
-def is_known_finite(x: Tensor) -> bool:
-    """Whether all numbers are seen to be finite; False where data may not be read."""
-    return is_cheap_to_read(x) and bool(x.detach().sum().isfinite())
+def is_known_small(x: Tensor) -> bool:
+    """Whether all numbers are seen to be too small for a score to overflow; False where data may not be read."""
+    if not is_cheap_to_read(x) or not x.numel():
+        return False
+    low, high = x.detach().aminmax()
+    limit = torch.finfo(x.dtype).max ** 0.5 / 16
+    return bool((low > -limit) & (high < limit))
 
 
 def zero_hidden_keys(mask: Tensor | None, x: Tensor) -> Tensor:
@@ -200,9 +204,12 @@ def softmax_with_sinks(scores: Tensor, visible: Tensor | None, sinks: Tensor) ->
     A row in which nothing is visible gets zeros: all its weight is the sink's.
     """
     if visible is not None:
-        scores = scores.masked_fill(~visible, -torch.inf)
+        # 0 in a row without keys, where -inf beside a sink of -inf would give NaN.
+        fill = torch.where(of_pairs(visible).any(3, keepdim=True), -torch.inf, 0.0).to(scores.dtype)
+        scores = torch.where(visible, scores, fill)
     sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
-    return torch.cat((scores, sink), dim=3).softmax(3)[..., :-1]
+    weights = torch.cat((scores, sink), dim=3).softmax(3)[..., :-1]
+    return weights if visible is None else weights.masked_fill(~visible, 0)
 
 
 def rms_heads(scores: Tensor) -> Tensor:

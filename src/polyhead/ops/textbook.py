@@ -35,10 +35,9 @@ def softmax(x: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
     >>> softmax(torch.tensor([1e4, 1e4, -1e4]), 0)
     tensor([0.5000, 0.5000, 0.0000])
     """
-    if not -max(x.dim(), 1) <= dim < max(x.dim(), 1):
-        raise ValueError(
-            f"softmax: dim must be in [{-x.dim()}, {x.dim()}) for x of shape {tuple(x.shape)} but is {dim}"
-        )
+    rank = max(x.dim(), 1)
+    if not -rank <= dim < rank:
+        raise ValueError(f"softmax: dim must be in [{-rank}, {rank}) for x of shape {tuple(x.shape)} but is {dim}")
     if x.numel() == 0:
         return x.clone()
     # The largest number becomes 0, so no exponential exceeds 1.  It cancels: it is a constant for gradients.
@@ -217,8 +216,10 @@ def transformer_lm(
 
 
 def check_batch(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> None:
-    """Raise ValueError unless dtypes are the same and batch dimensions broadcast."""
+    """Raise ValueError unless dtypes are the same, batch dimensions broadcast, and queries have a width."""
     name = "scaled_dot_product_attention"
+    if q.shape[-1] == 0:
+        raise ValueError(f"{name}: q and k must have a width of 1 or more")
     if not q.dtype == k.dtype == v.dtype:
         raise ValueError(f"{name}: q, k and v must share a dtype but are {q.dtype}, {k.dtype} and {v.dtype}")
     shapes = [tuple(x.shape[:-2]) for x in (q, k, v, mask) if x is not None]

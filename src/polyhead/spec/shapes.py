@@ -73,7 +73,7 @@ def check_layer(caller: str, dim: object, causal: object) -> None:
     """Raise ValueError unless `dim` is an integer of at least 1 and `causal` is a bool: "no" would count as True."""
     if isinstance(dim, bool) or not isinstance(dim, numbers.Integral) or dim < 1:
         raise ValueError(f"{caller}: dim must be an integer of at least 1 but is {dim!r}")
-    if causal not in (True, False):
+    if not isinstance(causal, bool):
         raise ValueError(f"{caller}: causal must be True or False but is {causal!r}")
 
 
@@ -101,6 +101,8 @@ def check_masks(caller: str, masks: Any, b: int, t: int, s: int, is_readable: Ca
     The edges of packed sequences are read where `is_readable`: lengths in their place do not begin with 0.
     """
     check_window(caller, masks.window)
+    if not isinstance(masks.causal, bool):
+        raise ValueError(f"{caller}: causal must be True or False but is {masks.causal!r}")
     if masks.cu_seqlens is None:
         return
     if b != 1 or t != s:
@@ -208,7 +210,7 @@ def shaped(function: Function) -> Function:
         arguments = {**dict(zip(names, args, strict=False)), **kwargs}
         for name, options in patterns.items():
             value = arguments.get(name)
-            if isinstance(value, array_types[name]) and hasattr(value, "shape"):
+            if isinstance(value, array_types[name]) and (getattr(value, "is_nested", False) or hasattr(value, "shape")):
                 _compare(caller, name, value, options, sizes)
             elif value is not None or (name in required and name in arguments):
                 array = " or ".join(array_type.__name__.rpartition(".")[2] for array_type in array_types[name])

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, sequence_of
-from polyhead.ops.latent_code import act as activation, wide, zero_hidden_keys
+from polyhead.ops.latent_code import act as activation, is_known_small, of_pairs, wide, zero_hidden_keys
 from polyhead.ops.tiles import unsupported_mask
 
 CHUNK = 64
@@ -41,7 +41,8 @@ def preferred(call: AttentionCall) -> bool:
 def forward(call: AttentionCall) -> Tensor:
     """Linear attention in chunks; grouped heads read the state of their group."""
     (t, s), masks = call.lengths, call.masks
-    q, k, v = call.q * call.score_scale, zero_hidden_keys(masks.mask, call.k), activation(call.act)(call.v)
+    q = zero_blind_queries(masks.mask, call.q, s, causal=masks.is_causal_for(t)) * call.score_scale
+    k, v = zero_hidden_keys(masks.mask, call.k), activation(call.act)(call.v)
     if masks.cu_seqlens is not None:
         return _packed(q, k, v, masks.cu_seqlens, causal=masks.causal)
     if not masks.is_causal_for(t):
@@ -50,6 +51,20 @@ def forward(call: AttentionCall) -> Tensor:
         return _square(q, k[:, s - t :], v[:, s - t :], _state(k[:, : s - t], v[:, : s - t]))[0]
     # The first t - s queries see no key.
     return F.pad(_square(q[:, t - s :], k, v, _state(k[:, :0], v[:, :0]))[0], (0, 0, 0, 0, t - s, 0))
+
+
+def zero_blind_queries(mask: Tensor | None, q: Tensor, s: int, *, causal: bool) -> Tensor:
+    """Queries (b t h d), 0 where a mask of keys (b|1 1 1 s|1) hides all that a query may see: NaN there stays without
+    effect.  Small numbers stay unchanged where data may be read."""
+    if mask is None or is_known_small(q):
+        return q
+    t = q.shape[1]
+    sees = of_pairs(mask)[:, 0, 0].expand(-1, s)
+    if causal:  # the last query is aligned with the last key
+        sees = F.pad(sees.cumsum(1) > 0, (max(t - s, 0), 0))[:, -t:]
+    else:
+        sees = sees.any(1, keepdim=True)
+    return q.masked_fill(~sees[:, :, None, None], 0)
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:

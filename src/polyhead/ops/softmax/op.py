@@ -3,7 +3,7 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed, check_scale
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.kernel import Kernel
 from polyhead.ops.native import attention
@@ -60,6 +60,7 @@ def softmax_attention(
 
     >>> softmax_attention(q, k, v, causal=True)      # (b t h e)
     """
+    check_scale("softmax_attention", scale, softcap)
     if softcap is not None:
         check_number("softmax_attention", "softcap", softcap, 0, above=True)
     masks = Masks(mask, causal, window, cu_seqlens)

@@ -63,7 +63,7 @@ def score_tile(queries, keys, bias, at, call, C: tl.constexpr):
     scores = tl.fma(dot(queries, tl.permute(keys, (0, 2, 1)), C.dots), scale, added)
     is_visible = visible(b, q0, k0, lengths, limits, C.sight)[None, :, :]
     if bias is not None:
-        is_visible = is_visible & (scores != float("-inf"))
+        is_visible = is_visible & (added != float("-inf"))
     return tl.where(is_visible, scores, 0.0), is_visible
 
 
