@@ -1,5 +1,7 @@
 """Models whose configuration holds heads: swapped into a checkpoint, saved, loaded."""
 
+import pickle
+
 import pytest
 import torch
 from refusals import refusing
@@ -127,6 +129,19 @@ def test_a_swapped_model_can_be_saved_and_loaded(tmp_path, name):
         assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
 
 
+def test_experts_are_saved_and_loaded_with_the_heads_of_a_layer(tmp_path):
+    """Their files are converted by the type of the model."""
+    sizes = SMALL | {"num_local_experts": 3, "num_experts_per_tok": 2}
+    model = hf.swap_heads(
+        transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes)).eval(), [0], ph.Softmax(4)
+    )
+    model.save_pretrained(tmp_path)
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
+    assert pickle.loads(pickle.dumps(model.config)).polyhead_heads == model.config.polyhead_heads
+
+
 def test_an_ordinary_checkpoint_into_other_heads(tmp_path):
     """Heads without parameters read it; others are swapped in afterwards, so that none is random without a word."""
     model, ids = llama(torch.float32), tokens()
@@ -152,6 +167,8 @@ def test_no_other_implementation_for_a_model_with_swapped_heads(tmp_path):
         auto.from_config(model.config, attn_implementation="sdpa")
     with refusing(line):
         auto.from_pretrained(tmp_path, attn_implementation="sdpa")
+    with refusing("LlamaForCausalLM must not read heads of layers"):
+        transformers.LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
     with refusing("must run softmax attention but its heads are polyhead_heads"):
         hf.capture(model, tokens())  # which would read all layers as softmax attention
 
@@ -228,6 +245,9 @@ MISTAKES = {
     "heads: Hyla must read the model's own": swap(ph.Softmax(2), ph.Hyla(2, share=True)),
     "Relational must have symbols of single tokens": swap(ph.Relational(4, symbols=ph.RelationalSymbols())),
     "swap_heads: the model must be a LlamaForCausalLM, got Mine": swap(ph.Softmax(4), model=mine),
+    "with_heads: layers without heads of their own would lose 'polyhead_hyla'": lambda: hf.swap_heads(
+        llama(attn_implementation="polyhead_hyla"), [1], ph.Hyla(4)
+    ),
     "GPT2LMHeadModel must have q_proj, k_proj, v_proj and o_proj in layer 0": swap(ph.Softmax(4), model=gpt),
 }
 

@@ -52,6 +52,8 @@ _method: Any = PreTrainedModel.get_correct_attn_implementation
 def _checked(self: PreTrainedModel, requested_attention: Any = None, *args: Any, **options: Any) -> Any:
     """transformers asks this when a model gets the name of an implementation."""
     check_type(type(self).__name__, self.config.model_type, requested_attention)
+    if getattr(self.config, "polyhead_heads", None) and not type(self.config).model_type.startswith(PREFIX):
+        raise ValueError(f"polyhead: {type(self).__name__} must not read heads of layers: use AutoModelForCausalLM")
     return _method(self, requested_attention, *args, **options)
 
 

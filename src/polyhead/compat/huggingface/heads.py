@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, AutoConfig, AutoModelForCausalLM
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -57,6 +58,8 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     by_layer = [heads] if isinstance(heads, Mechanism) else list(heads)
     if all(isinstance(group, Mechanism) for group in by_layer):
         by_layer = [by_layer] * config.num_hidden_layers
+    if None in by_layer and (name := config._attn_implementation) in NAMES:
+        raise ValueError(f"with_heads: layers without heads of their own would lose {name!r}: give heads to all layers")
     config = copy.deepcopy(config)
     config.__class__ = _classes(config.model_type.removeprefix(PREFIX))[0]
     config.polyhead_heads = []
@@ -92,23 +95,20 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     network = _classes(config.model_type.removeprefix(PREFIX))[1]
     if type(model) not in (network, network.__mro__[2]):
         raise ValueError(f"swap_heads: the model must be a {network.__mro__[2].__name__}, got {type(model).__name__}")
+    # The object that the caller may hold does not change.
+    new_config = with_heads(config, [groups if layer in chosen else None for layer in indices])
+    for layer in set(indices) - set(chosen):
+        new_config.polyhead_heads[layer] = before[layer]
     _put(model, dict.fromkeys(chosen, groups))
-    new_config = with_heads(config, groups)  # the object that the caller may hold does not change
-    for layer in indices:
-        if layer not in chosen:
-            new_config.polyhead_heads[layer] = before[layer]
     for part in model.modules():
-        if vars(part).get("config") is config:
+        if type(vars(part).get("config")) is type(config):
             part.config = new_config
     model.__class__ = network
     return model
 
 
 class HoldsHeads:
-    """Mixin of a configuration class: it holds `polyhead_heads` and fixes `attn_implementation` to that of the heads.
-
-    Files have the implementation, too: LlamaForCausalLM refuses it if ours are not registered.
-    """
+    """Mixin of a configuration: it holds `polyhead_heads` and fixes `attn_implementation` to that of the heads."""
 
     @property
     def _attn_implementation_internal(self) -> str:
@@ -121,11 +121,14 @@ class HoldsHeads:
             raise ValueError(f"{kind}: layers have heads of their own, so attn_implementation cannot be {name!r}")
 
     def to_dict(self) -> dict[str, Any]:
+        # LlamaForCausalLM refuses such a file if ours are not registered.
         return {**super().to_dict(), "attn_implementation": BY_LAYER}  # type: ignore[misc]
 
 
 class _HasHeads:
     """Mixin of a model class: its layers get the heads of the configuration."""
+
+    _get_static_cache_init_shape = staticmethod(lambda: None)  # it would not know the columns of relational heads
 
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
@@ -179,6 +182,10 @@ def _classes(model_type: str) -> tuple[type, type]:
     AutoConfig.register(f"{PREFIX}{model_type}", holder)
     AutoModelForCausalLM.register(holder, network)
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[f"{PREFIX}{model_type}"] = network.__name__  # the Trainer smooths shifted labels
+    # Files of experts are converted by a table of model types.
+    if (conversion := get_checkpoint_conversion_mapping(model_type)) is not None:
+        register_checkpoint_conversion_mapping(f"{PREFIX}{model_type}", conversion, overwrite=True)
+    globals().update({holder.__name__: holder, network.__name__: network})  # so that pickle finds them
     return holder, network
 
 

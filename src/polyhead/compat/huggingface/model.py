@@ -90,6 +90,12 @@ class PolyheadModel(transformers.PreTrainedModel):
         """The token table."""
         return self.model.inputs.table  # type: ignore[return-value]
 
+    def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> Any:
+        """Our vocabulary has one size.  Raises ValueError for another."""
+        if new_num_tokens not in (None, self.config.vocab_size) or args or any(options.values()):
+            raise ValueError(f"{type(self).__name__}: the vocabulary must stay of {self.config.vocab_size} tokens")
+        return self.get_input_embeddings()
+
     def get_output_embeddings(self) -> nn.Module | None:
         """The output map with `weight` and `bias`, or None; its logits are multiplied by `config.logit_scale`."""
         outputs = self.model.outputs
@@ -141,10 +147,7 @@ class PolyheadModel(transformers.PreTrainedModel):
         x = self.model(present[0], **arguments, taps=taps, stream=stream, outputs=False)
         fields: dict[str, Any] = {CACHE_NAME: cached, "hidden_states": stream and tuple(stream)}
         if taps is not None:
-            codes = []
-            for layer in taps:
-                codes.append(torch.cat([group.code() for group in layer.groups], dim=1))
-            fields["attentions"] = tuple(codes)
+            fields["attentions"] = tuple(torch.cat([group.code() for group in layer.groups], dim=1) for layer in taps)
         return BaseModelOutputWithPast(last_hidden_state=x, **fields)
 
 

@@ -43,7 +43,7 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
         twin.forward(*args, **kwargs)
         taps.append(replace(taps.pop(), name=name))
 
-    with contextlib.ExitStack() as stack, looking(model):
+    with contextlib.ExitStack() as stack, looking(model), torch.compiler.set_stance("force_eager"):
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
         for name, module in model.named_modules():
