@@ -105,6 +105,9 @@ def dual_heads(options: Arguments) -> list[config.Mechanism]:
     if options["n_heads_ra"]:
         count = options["n_heads_ra"]
         relational = fill_in("ra_kwargs", options["ra_kwargs"] or {}, RELATIONAL, fixed=FIXED_HEADS)
+        is_relative = options["symbol_retrieval"] == "position_relative"
+        if relational["use_relative_positional_symbols"] != is_relative:
+            raise ValueError(f"ra_kwargs: use_relative_positional_symbols must be {is_relative} with these symbols")
         num_relations = relational["n_relations"]
         act = one_of("ra_kwargs", "rel_activation", relational["rel_activation"], RELATION_ACTS)
         group = config.Relational(

@@ -136,11 +136,13 @@ class MultiheadAttention(MultiHeadAttention):
         is_causal = is_causal and call.t == call.s and not need_weights
         masks, is_token = [], None  # is_token is False at padding, for symbols that depend on neighbours
         if key_padding_mask is not None:
-            padding = _our_polarity(key_padding_mask).expand(x.shape[0], call.s)
+            shape = (call.s,) if query.ndim == 2 else (x.shape[0], call.s)
+            padding = _our_polarity("key_padding_mask", key_padding_mask, shape).expand(x.shape[0], call.s)
             masks.append(padding[:, None, None])
             is_token = visible(padding)
         if attn_mask is not None and not is_causal:
-            pairs = _our_polarity(attn_mask)
+            shapes = (call.t, call.s), (x.shape[0] * self.num_heads, call.t, call.s)
+            pairs = _our_polarity("attn_mask", attn_mask, *shapes)
             masks.append(pairs.unflatten(0, (x.shape[0], self.num_heads)) if pairs.ndim == 3 else pairs[None, None])
         bias, mask = limits(masks, call.t, call.s, x.dtype)
         layer_limits = self._limits(added(NAME, self.groups, bias), mask, None, call)
@@ -186,8 +188,11 @@ class MultiheadAttention(MultiHeadAttention):
         return weights[2], biases[2]
 
 
-def _our_polarity(mask: Tensor) -> Tensor:
-    """PyTorch's mask with True where a query may attend; a floating mask as it is."""
+def _our_polarity(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> Tensor:
+    """PyTorch's mask with True where a query may attend; a floating mask as it is.  Raises ValueError for others."""
+    if tuple(mask.shape) not in shapes or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        allowed, actual = " or ".join(map(str, shapes)), f"{mask.dtype} {tuple(mask.shape)}"
+        raise ValueError(f"{NAME}: {name} must be Boolean or floating of shape {allowed} but is {actual}")
     return ~mask if mask.dtype == torch.bool else mask
 
 
