@@ -6,7 +6,7 @@ import itertools
 import pytest
 import torch
 import zoo
-from refusals import refused
+from refusals import refused, refusing
 from torch.testing import assert_close
 from zoo import make_layer as make, tokens
 
@@ -169,3 +169,45 @@ def test_sequences_in_another_order(mixture):
     cache.expect(None, x[rows, 4:])
     expected = layer(x[rows], mask=torch.cat((mask[rows], torch.ones(3, 4, dtype=torch.bool)), 1)[:, None, None])
     assert_close(layer(x[rows, 4:], cache=cache[0]), expected[:, 4:], atol=1e-10, rtol=1e-10)
+
+
+# ------------------------------------------------------------------------------------------------- at the edges of caches
+def test_a_table_of_offsets_has_no_rows_of_sequences():
+    layer = ph.MultiHeadAttention(16, ph.Relational(2, symbols=ph.RelativeSymbols(distance=1))).eval()
+    x, context, rows = torch.randn(3, 6, 16), torch.randn(3, 5, 16), torch.tensor([2, 0, 1])
+    cache = Cache(1)
+    layer(x[:, :3], context, cache=cache[0])
+    cache.reorder(rows)
+    y = layer(x[rows][:, 3:], context[rows], cache=cache[0])
+    assert_close(y, layer(x[rows], context[rows])[:, 3:])
+    cache.reorder([])
+    assert layer(x[:0], context[:0], cache=cache[0]).shape == (0, 6, 16)
+
+
+def test_symbols_by_neighbours_read_no_padding():
+    layer = ph.MultiHeadAttention(16, ph.Relational(2, symbols=ph.RelationalSymbols(count=5)), causal=True).eval()
+    x, real = torch.randn(2, 6, 16), torch.ones(2, 6, dtype=torch.bool)
+    real[1, :2] = False
+    alone = layer(x[1:, 2:])
+    cache = Cache(1)
+    cache.expect(real, x)
+    for y in (layer(x, mask=real[:, None, None]), layer(x, cache=cache[0])):
+        assert_close(y[1:, 2:], alone)
+
+
+def test_a_call_without_queries_keeps_no_context():
+    layer, cache, x = ph.MultiHeadAttention(16, ph.Softmax(2)).eval(), LayerCache(), torch.randn(2, 4, 16)
+    layer(x[:, :0], x + 1, cache=cache)
+    assert_close(layer(x, x, cache=cache), layer(x, x))
+
+
+def test_mistakes_with_caches_are_one_line():
+    x, positions = torch.randn(2, 4, 16), torch.tensor([[0, 1, 0, 1]])
+    layer = ph.MultiHeadAttention(16, ph.Softmax(2), causal=True, window=3).eval()
+    with refusing("with a window and a cache, positions must increase from token to token"):
+        layer(x, positions=positions, cache=LayerCache())
+    for mask in (torch.zeros(2, 4), torch.ones(2, 1, dtype=torch.bool)):
+        with refusing("Cache: the mask must be Boolean of shape (2, 4), True at real tokens, but is torch."):
+            Cache(1).expect(mask, x)
+    with refusing("Cache: rows must be indices of sequences but are torch.bool"):
+        Cache(1).reorder(torch.tensor([True, False]))

@@ -208,7 +208,7 @@ class MultiHeadAttention(nn.Module):
 
             # Projections, then the heads, group by group.
             projections = project(self.qkv, self.sizes, x, context, senders=call.computes_keys)
-            symbols_by_group = self._symbols(symbols, call)
+            symbols_by_group = self._symbols(symbols, mask, call)
             calls, outputs, y = self._attend(call, limits, projections, symbols_by_group, needs_pairs)
             if call.cache is not None:
                 call.cache.advance(call.t, call.max_cached)
@@ -295,7 +295,9 @@ class MultiHeadAttention(nn.Module):
         return LayerLimits(bias, masks, keep, has_pairs=had_pairs)
 
     # ------------------------------------------------------------------------------------------ the tensors of a group
-    def _symbols(self, symbols: Tensor | Sequence[Tensor | None] | None, call: LayerCall) -> Sequence[Tensor | None]:
+    def _symbols(
+        self, symbols: Tensor | Sequence[Tensor | None] | None, mask: Tensor | None, call: LayerCall
+    ) -> Sequence[Tensor | None]:
         """The symbols of the new keys, for each group: given ones, or those of the layer's own sources."""
         needs_symbols = any(dim is not None for dim in self.symbol_dims)
         if not needs_symbols or not call.computes_keys:
@@ -308,6 +310,7 @@ class MultiHeadAttention(nn.Module):
         if call.context is None:
             options = {"first": call.num_cached, "cache": call.cache, "positions": call.positions}
             options["cu_seqlens"] = call.cu_seqlens
+        options["mask"] = call.real_keys(mask)
         outputs = []
         for source in self.symbols:
             outputs.append(source(call.key_source, **options))
@@ -336,7 +339,10 @@ class MultiHeadAttention(nn.Module):
 
         # Keys and values, after those of earlier calls; a context's are computed once.
         if call.cache is not None and call.context is not None:
-            cached = call.cache.once(i, lambda: self._key_tensors(i, rows, features, symbols, call))
+            if call.t == 0:  # the next call may have another context
+                cached = self._key_tensors(i, rows, features, symbols, call)
+            else:
+                cached = call.cache.once(i, lambda: self._key_tensors(i, rows, features, symbols, call))
             # They may have been cached under autocast and be read without it.
             tensors.update({name: x.to(torch.promote_types(x.dtype, dtype)) for name, x in cached.items()})
         else:
@@ -387,9 +393,10 @@ class MultiHeadAttention(nn.Module):
         # Counted positions are checked here, because reading them would synchronise the device.  Packed sequences may
         # be short enough: their positions are read on a CPU; on a GPU the table lookup itself fails.
         length = call.s if call.positions is not None else max(call.num_cached + call.t, call.s)
-        is_too_long = length > self.max_length
+        longest: Any = table.max_length
+        is_too_long = length > longest
         if is_too_long and call.cu_seqlens is None:
-            raise ValueError(f"MultiHeadAttention: {length} positions but max_length is {self.max_length}")
+            raise ValueError(f"MultiHeadAttention: {length} positions but max_length is {longest}")
         return table(x, positions[..., None], check=is_too_long and call.x.device.type == "cpu")
 
     # ------------------------------------------------------------------------------------- linear heads with a state

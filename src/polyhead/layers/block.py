@@ -70,6 +70,8 @@ class TransformerBlock(nn.Module):
         self.norm1 = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.attention = attention
         self.cross = cross
+        if cross is not None and cross.reads_all_queries and (attention.causal or attention.window is not None):
+            raise ValueError("TransformerBlock: cross-attention with network='sequence' would read later queries")
         if cross is not None:
             self.norm_cross = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)
         self.norm2 = build_norm(norm, attention.dim, norm_eps, device=device, dtype=dtype)

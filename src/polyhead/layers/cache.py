@@ -101,15 +101,15 @@ class LayerCache:
         """The number of keys of a cached context; `default` if there is none yet."""
         return next((tensors["k"].shape[1] for tensors in self._made.values() if "k" in tensors), default)
 
-    def _tensors(self) -> list[Tensor]:
-        """All stored tensors, those of the cross-attention included."""
+    def _tensors(self, *, tables: bool = True) -> list[Tensor]:
+        """All stored tensors, those of the cross-attention included; `tables`: and tables of relative symbols."""
         tensors = list(self._kept.values())
         for group in self._made.values():
-            tensors += group.values()
+            tensors += [tensor for name, tensor in group.items() if tables or name != "table"]
         if self.real is not None:
             tensors.append(self.real)
         if self._cross is not None:
-            tensors += self._cross._tensors()
+            tensors += self._cross._tensors(tables=tables)
         return tensors
 
     @property
@@ -121,7 +121,9 @@ class LayerCache:
     def batch(self) -> int:
         """The number of stored sequences; 0 while it is empty."""
         batch = 0
-        for tensor in self._tensors():  # not by max(): torch.compile cannot trace its default
+        for tensor in self._tensors(tables=False):  # not by max(): torch.compile cannot trace its default
+            if tensor.shape[0] == 0:  # no sequence is left; what all share has one row
+                return 0
             batch = max(batch, tensor.shape[0])
         return batch
 
@@ -135,7 +137,8 @@ class LayerCache:
 
         self._kept = {name: chosen(tensor) for name, tensor in self._kept.items()}
         for group, tensors in self._made.items():
-            self._made[group] = {name: chosen(tensor) for name, tensor in tensors.items()}
+            # The rows of a table are offsets.
+            self._made[group] = {name: x if name == "table" else chosen(x) for name, x in tensors.items()}
         if self.real is not None:
             self.real = chosen(self.real)
         if self._cross is not None:
@@ -160,8 +163,12 @@ class LayerCache:
         if mask is None and self.real is None:
             return
         b, t = like.shape[:2]
-        if self.real is not None and self.real.shape[0] != b:
-            raise ValueError(f"Cache: {self.real.shape[0]} sequences were wanted but {b} came")
+        held = self.batch if self.length else b
+        if held not in (1, b) or (self.real is not None and self.real.shape[0] != b):
+            raise ValueError(f"Cache: {held} sequences were wanted but {b} came")
+        if mask is not None and (mask.dtype != torch.bool or mask.shape != (b, t)):
+            actual = f"{mask.dtype} {tuple(mask.shape)}"
+            raise ValueError(f"Cache: the mask must be Boolean of shape {(b, t)}, True at real tokens, but is {actual}")
         # Which of the stored and new tokens (b s) are real: without a mask all of them are.
         num_held = self.length - self.gone
         real = torch.ones(b, num_held + t, dtype=torch.bool, device=like.device)
@@ -226,6 +233,10 @@ class Cache:
 
         Raises ValueError if a single sequence would become several: what all sequences share looks like one of them.
         """
+        rows = torch.as_tensor(rows)
+        if len(rows) and (rows.dtype == torch.bool or rows.is_floating_point()):
+            raise ValueError(f"Cache: rows must be indices of sequences but are {rows.dtype}")
+        rows = rows.long()  # an empty list is one of floats
         batch = max(layer.batch for layer in self.layers)
         if batch == 1 and len(rows) > 1:
             raise ValueError(

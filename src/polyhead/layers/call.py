@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from polyhead.layers.cache import LayerCache
 from polyhead.layers.positions import places_in
 from polyhead.ops.call import NOTHING_HIDDEN, AttentionCall, Masks
+from polyhead.ops.latent_code import of_pairs
+from polyhead.ops.readable import is_cheap_to_read
 
 # The name in error messages.
 LAYER = "MultiHeadAttention"
@@ -69,6 +71,18 @@ class LayerCall:
         """The cached tensors of earlier tokens followed by `new`, those of x."""
         assert self.cache is not None
         return _append(self.cache, name, new, self.x.shape[0], self.max_cached)
+
+    def real_keys(self, mask: Tensor | None) -> Tensor | None:
+        """Which of the new keys (b s) are real, as the cache or a mask of keys says; None if neither does."""
+        if self.context is None and self.cache is not None and self.cache.real is not None:
+            return self.cache.real[:, -self.t :] if self.t else self.cache.real[:, :0]
+        if mask is None or not Masks(mask).is_of_keys:
+            return None
+        b, s = self.key_source.shape[:2]
+        keys = of_pairs(mask)[:, 0, 0]
+        if keys.shape[1] > 1:
+            keys = keys[:, keys.shape[1] - s :]
+        return keys.expand(b, s)
 
     def held(self, pairs: Tensor | None) -> Tensor | None:
         """A mask, bias or dropout mask over all keys so far, cut to the keys that the cache still holds."""
@@ -139,7 +153,7 @@ def call_of(
     if cache is not None:
         cache.claim(LAYER, layer)
         num_cached, gone = cache.length, cache.gone
-        _check_cache(cache, x, positions)
+        _check_cache(cache, x, positions, window)
         # Padding has an index but no position, so a key may be inside the window by position though not by index.  A
         # cache that was told of a mask keeps all tokens, whatever the mask says: its size depends on no values.
         if window is not None and (positions is None or cache.real is None):
@@ -186,12 +200,18 @@ def _check_exclusions(
         )
 
 
-def _check_cache(cache: LayerCache, x: Tensor, positions: Tensor | None) -> None:
-    """Raise ValueError for another number of sequences, unannounced tokens, and positions that are no longer given."""
+def _check_cache(cache: LayerCache, x: Tensor, positions: Tensor | None, window: int | None) -> None:
+    """Raise ValueError for another number of sequences, unannounced tokens, positions that are no longer given, and
+    positions that do not increase where a window drops keys."""
     if cache.length and cache.batch != x.shape[0]:
         raise ValueError(f"{LAYER}: its cache holds {cache.batch} sequences but x (b t m) = {tuple(x.shape)}")
     if cache.length and positions is None and "positions" in cache:
         raise ValueError(f"{LAYER}: an earlier call with this cache gave positions; give those of the new tokens, too")
+    if positions is not None and window is not None and cache.real is None and is_cheap_to_read(positions):
+        last = cache.state("positions")
+        ordered = positions if last is None else torch.cat((last[:, -1:].expand(len(positions), -1), positions), 1)
+        if (ordered.diff(dim=1) <= 0).any():
+            raise ValueError(f"{LAYER}: with a window and a cache, positions must increase from token to token")
     if cache.real is not None and cache.real.shape[1] != cache.length - cache.gone + x.shape[1]:
         announced = cache.real.shape[1] - (cache.length - cache.gone)
         raise ValueError(

@@ -142,10 +142,10 @@ class LazyLogits:
 
     def _score(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Losses and most likely classes.  They are kept with their targets, because loss and metrics need both."""
-        version = 0
+        version = -1  # of inference tensors it is not known, so they are scored anew
         if not targets.is_inference():
             version = targets._version  # how often they were changed in place
-        if self.scored is None or self.scored[0] is not targets or self.scored[1] != version:
+        if version < 0 or self.scored is None or self.scored[0] is not targets or self.scored[1] != version:
             losses, classes = chunked_guesses(*self._given(targets), factor=self.factor)
             self.scored = targets, version, losses.view(targets.shape), classes.view(targets.shape)
         return self.scored[2], self.scored[3]
@@ -261,14 +261,18 @@ def check_mask(caller: str, name: str, mask: Tensor | None, x: Tensor | None) ->
 
 def mean_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b 1 m"]:
     """The mean over the real tokens of a sequence (`mask` is True), summed in at least float32; 0 if there are none."""
-    if mask is None:
+    if mask is None and x.shape[1]:
         return x.mean(1, keepdim=True)
+    if mask is None:
+        return x.sum(1, keepdim=True)
     total = x.masked_fill(~mask[..., None], 0.0).sum(1, keepdim=True, dtype=at_least_float32(x.dtype))
     return (total / mask.sum(1).clamp(min=1)[:, None, None]).to(x.dtype)
 
 
 def first_of_tokens(x: Float[Tensor, "b t m"], mask: Bool[Tensor, "b t"] | None) -> Float[Tensor, "b 1 m"]:
-    """The first real token of a sequence (`mask` is True); token 0 if there are none."""
+    """The first real token of a sequence (`mask` is True); token 0 if there are none, and 0 without any token."""
+    if x.shape[1] == 0:
+        return x.sum(1, keepdim=True)
     if mask is None:
         return x[:, :1]
     # Of equal values argmax takes the first: the index of the first True, or 0 if there is none.

@@ -168,7 +168,10 @@ def left_padded(prompts: Prompts, model: Transformer) -> Padded:
         if isinstance(prompt, str) or not isinstance(prompt, Iterable):
             expected = "tokens, as [[1, 2], [3]]; for texts there is models.generate.generate_text"
             raise ValueError(f"generate: prompts must be lists of {expected}, but {prompts!r:.60} came")
-        row = [int(token) for token in prompt]
+        try:
+            row = list(map(operator.index, prompt))
+        except TypeError:
+            raise ValueError(f"generate: prompts must be lists of whole numbers but {prompts!r:.60} came") from None
         if not row:
             raise ValueError("generate: an empty prompt came: each needs at least one token")
         if min(row) < 0 or max(row) >= count:
