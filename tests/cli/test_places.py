@@ -37,7 +37,7 @@ def test_new_runs_need_a_folder_that_can_be_written(here, capsys, monkeypatch):
     assert line.endswith("cannot be written (Permission denied)")
     (run,), _ = configure("train", "fuzzy-hyla", [[]])
     (here / "folder" / f"{run.name}-{ph.digest(run)}").mkdir()
-    assert prepare("sweep", [run], "folder", again=False) == [pathlib.Path("folder", f"{run.name}-{ph.digest(run)}")]
+    assert prepare("sweep", [run], "folder") == [pathlib.Path("folder", f"{run.name}-{ph.digest(run)}")]
 
 
 @pytest.mark.parametrize(

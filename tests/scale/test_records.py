@@ -101,6 +101,16 @@ def test_a_run_and_its_copy_are_two_rows(grid):
     assert len(table) == 5
 
 
+def test_a_damaged_configuration_hides_no_other_run(grid, capsys):
+    runs, folder = grid
+    path = folder / f"tiny-{digest(runs[0])}" / "config.json"
+    path.write_text(path.read_text().replace('"name": "tiny"', '"name": "other"'))
+    assert len(records(folder)) == 3
+    assert capsys.readouterr().err.startswith("polyhead: left out: ")
+    with pytest.raises(ValueError, match="damaged or edited"):
+        records(path.parent)
+
+
 def test_nan_is_neither_best_nor_json(tiny, tmp_path):
     for seed, score in enumerate((float("nan"), 0.5, 0.75)):
         finished(tiny(None, seed=seed), tmp_path, score)

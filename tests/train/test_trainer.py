@@ -88,6 +88,7 @@ def test_parameters_that_are_not_finite_are_not_saved(tiny, tmp_path, at_step, m
     at_step(9, lambda: monkeypatch.setattr(AdamW, "step", step))
     with pytest.raises(ValueError, match=r"parameters of tiny are not finite at step 10; the checkpoint of step 5 is"):
         run(tiny(tmp_path), progress=False)
+    assert "not finite at step 10" in (tmp_path / "failure.txt").read_text()
 
 
 # ---------------------------------------------------------------------------------------------------------- the folder

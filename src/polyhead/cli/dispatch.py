@@ -85,7 +85,7 @@ def _run(arguments: list[str]) -> int:
 def _call(words: list[str]) -> int:
     import tyro
 
-    if os.environ.get("NO_COLOR"):
+    if os.environ.get("NO_COLOR") or not sys.stderr.isatty():  # boxes about wrong options are printed there
         tyro._experimental_options["ansi_codes"] = False
     if words == ["--version"]:
         from polyhead import __version__

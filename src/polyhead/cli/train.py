@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import io
 import itertools
+import math
 import sys
 import traceback
 from collections.abc import Iterable, Mapping, Sequence
@@ -60,7 +61,7 @@ def main(recipe: str, words: list[str]) -> int:
         if len(runs) != 1:
             raise ValueError(f"polyhead train: --print is for one run but {recipe} has {len(runs)}")
         settings = to_dict(runs[0])
-        text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+        text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=100)
         emit(lambda: settings, lambda: write(text.rstrip("\n")))
         return 0
     return train_runs(runs, again=training.again, workers=training.workers, devices=training.devices)
@@ -286,7 +287,8 @@ def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselin
     for name, by_split in scores.items():
         row = {"": name, **dict.fromkeys(splits, "")}
         for split, score in by_split.items():
-            row[split] = f"{score[metric]:.3f} ± {score[f'{metric}_se']:.3f}"
+            if metric in score:
+                row[split] = f"{score[metric]:.3f} ± {score.get(f'{metric}_se', math.nan):.3f}"
         rows.append(row)
     missing = ""
     if baselines and hasattr(run.task, "baselines"):

@@ -122,7 +122,7 @@ def _plain(field: str, value: Any) -> Any:
         return str.__str__(value)
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{field} must be a finite number but is {value}")
-    return float(value) if isinstance(value, float) else value
+    return float(value) + 0.0 if isinstance(value, float) else value  # -0.0 as 0.0
 
 
 # ---------------------------------------------------------------------------------------------------------- annotations

@@ -215,7 +215,7 @@ class Run(Checked):
     device: str = non_semantic("auto")
     compile: bool = non_semantic(False)
     deterministic: bool = non_semantic(False)
-    threads: Count | None = non_semantic(None)
+    threads: LayerCount | None = non_semantic(None)
     fast_products: bool = non_semantic(True)
     """On a CPU, compute float32 matrix products by oneDNN if a check finds that as exact."""
     folder: str | None = non_semantic(None)

@@ -163,9 +163,9 @@ class LayerCache:
         if mask is None and self.real is None:
             return
         b, t = like.shape[:2]
-        held = self.batch if self.length else b
-        if held not in (1, b) or (self.real is not None and self.real.shape[0] != b):
-            raise ValueError(f"Cache: {held} sequences were wanted but {b} came")
+        num_sequences = self.batch if self.length else b
+        if num_sequences not in (1, b) or (self.real is not None and self.real.shape[0] != b):
+            raise ValueError(f"Cache: {num_sequences} sequences were wanted but {b} came")
         if mask is not None and (mask.dtype != torch.bool or mask.shape != (b, t)):
             actual = f"{mask.dtype} {tuple(mask.shape)}"
             raise ValueError(f"Cache: the mask must be Boolean of shape {(b, t)}, True at real tokens, but is {actual}")

@@ -14,6 +14,7 @@ from polyhead.scale.sweep.naming import differing, labels
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import one_of
 from polyhead.spec.values import legal
+from polyhead.train.messages import print_notice
 from polyhead.train.store import folder as run_folder
 from polyhead.train.store.folder import CONFIG, FAILURE, finished, is_claimed, place_of, read_config, read_metrics
 
@@ -223,8 +224,16 @@ def records(*folders: str | pathlib.Path, caller: str = "records") -> Records:
     for folder in folders or ("runs",):
         if not isinstance(folder, str | pathlib.Path):
             raise ValueError(f"{caller}: give folders, one argument each, got {folder!r:.60}")
-        paths = runs_in(run_folder.place(folder), caller)
-        runs = [read_config(path) for path in paths]
+        paths, runs = [], []
+        root = run_folder.place(folder)
+        for path in runs_in(root, caller):
+            try:
+                runs.append(read_config(path))
+                paths.append(path)
+            except ValueError as error:
+                if path == root:
+                    raise
+                print_notice(f"polyhead: left out: {error}")
         for index in sorted_by_settings(runs, paths):
             run_by_folder.setdefault(paths[index].resolve(), (runs[index], paths[index]))
     return Records(*zip(*run_by_folder.values(), strict=True))

@@ -42,7 +42,7 @@ class PairwiseOrder(Classification):
     Latents: `objects` (b 2), the place of each object in the order.
     """
 
-    objects: Annotated[int, Meta(ge=4)] = 64
+    objects: Annotated[int, Meta(ge=4, le=4096)] = 64
     dim: Count = 8
     examples: Count | None = None
     split: Annotated[str, choice(("ordered",))] = "ordered"

@@ -58,7 +58,7 @@ def _report(path: pathlib.Path | None, text: str) -> None:
 
     if speaks():
         print_notice(f"polyhead: {text}")
-        if path is not None:
+        if path is not None and (path.is_dir() or path.name == "config.json"):
             write_failure(path if path.is_dir() else path.parent, text)
 
 

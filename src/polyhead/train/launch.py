@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from shlex import quote
 
 import torch
 
@@ -47,7 +48,7 @@ def train(config: Run, devices: int, *, progress: bool = True, resume: bool = Fa
         if not progress:
             command.append("--quiet")
         with handed_on(config, "train"):
-            code = run_workers(devices, command, f"polyhead resume {folder} --devices {devices}")
+            code = run_workers(devices, command, f"polyhead resume {quote(str(folder))} --devices {devices}")
         if code:
             raise SystemExit(code)
     result = read_result(folder)

@@ -23,12 +23,17 @@ def escape(text: str) -> str:
     return "".join(characters)
 
 
+def one_line(error: object) -> str:
+    """The text of an error of another library, in one line."""
+    return " ".join(str(error).split())
+
+
 def print_notice(text: str) -> None:
-    """Print one line on standard error; do nothing where it cannot be written."""
+    """Print a notice on standard error, escaped; do nothing where it cannot be written."""
     if sys.stderr is None:  # the process was started with `2>&-`
         return
     with contextlib.suppress(OSError, ValueError):  # ValueError: the stream was closed
-        print(text, file=sys.stderr, flush=True)
+        print(escape(text), file=sys.stderr, flush=True)
 
 
 def write_notice(text: str) -> None:
@@ -37,7 +42,7 @@ def write_notice(text: str) -> None:
     The signal may have interrupted a write to `sys.stderr`, which cannot be entered twice: the descriptor can.
     """
     with contextlib.suppress(OSError):
-        os.write(2, f"{text}\n".encode())
+        os.write(2, f"{escape(text)}\n".encode())
 
 
 def describe_os_error(error: OSError) -> str:

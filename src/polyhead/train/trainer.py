@@ -6,6 +6,7 @@ import math
 import pathlib
 import time
 from collections.abc import Callable, Sequence
+from shlex import quote
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from polyhead.train.store.folder import (
     folder_of,
     read_result,
     sync_metrics,
+    write_failure,
     write_result,
 )
 from polyhead.train.tracking import Trackers
@@ -78,8 +80,27 @@ def run(
             training = Training(config, folder, device, world, stop, progress=progress, callbacks=callbacks)
             try:
                 return training.fit()
+            except RuntimeError as error:
+                if not any(words in str(error) for words in TOO_LARGE):
+                    raise
+                text = "train: a step does not fit into memory; lower train.batch_size or raise train.accumulate"
+                record_failure(text, folder, world)
+                raise ValueError(text) from None
+            except ValueError as error:
+                record_failure(str(error), folder, world)
+                raise
             finally:
                 training.close()
+
+
+def record_failure(text: str, folder: pathlib.Path, world: World) -> None:
+    """Write in the folder why the run failed, once for all processes."""
+    if world.first:
+        write_failure(folder, text)
+
+
+# What PyTorch says of a tensor that is too large.
+TOO_LARGE = ("allocate memory", "out of memory", "Storage size calculation")
 
 
 def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume: bool, again: bool) -> int:
@@ -90,6 +111,7 @@ def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume
     if not folder.exists():
         build(config.model, device="meta")  # a model that cannot be built leaves no folder
     stack.enter_context(claim(config, folder))
+    read_all(config)  # what is missing must be missed before anything is deleted
     if again:
         clear(folder)
     elif (folder / RESULT).exists():
@@ -97,10 +119,9 @@ def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume
         print_notice(f"{folder / RESULT} is damaged or of another run; it is computed again")
     elif checkpoints(folder) and not resume:
         raise ValueError(
-            f"train: {folder} holds an unfinished run; resume it with `polyhead resume {folder}` (resume=True), "
-            "or delete its training and start over with --again (again=True)"
+            f"train: {folder} holds an unfinished run; resume it with `polyhead resume {quote(str(folder))}` "
+            "(resume=True), or delete its training and start over with --again (again=True)"
         )
-    read_all(config)
     config.task.keep(folder)
     return 0
 
@@ -248,7 +269,7 @@ class Training:
 
     def _interrupt(self, signal_number: int) -> int:
         devices = f" --devices {self.world.size}" if self.world.size > 1 else ""
-        text = f"stopped and saved at step {self.step}; resume with: polyhead resume {self.folder}{devices}"
+        text = f"stopped and saved at step {self.step}; resume with: polyhead resume {quote(str(self.folder))}{devices}"
         raise Interrupted(text, code_of(signal_number))
 
     def _diverge(self, problem: str) -> None:

@@ -68,6 +68,41 @@ def test_a_missing_config_is_written_again_by_the_same_recipe(tmp_path, stopped_
     same(tmp_path, uninterrupted)
 
 
+def test_a_missing_config_is_not_written_by_another_recipe(tmp_path, stopped_run):
+    copied(stopped_run, tmp_path)
+    (tmp_path / "config.json").unlink()
+    with refusing("checkpoint.safetensors belongs to run "):
+        run(tiny(tmp_path, seed=9), progress=False)
+    assert not (tmp_path / "config.json").exists()
+
+
+def test_the_config_of_another_program_is_left_alone(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with refusing("config.json is not that of a run; choose another folder"):
+        run(tiny(tmp_path), progress=False)
+    assert (tmp_path / "config.json").read_text() == '{"model_type": "gpt2"}'
+
+
+def test_nothing_is_written_through_a_link_of_a_stranger(tmp_path, stopped_run):
+    copied(stopped_run, tmp_path / "run")
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    for name in ("metrics.jsonl", "config.json", "result.json"):
+        (tmp_path / "run" / f"{name}.partial").symlink_to(precious)
+    run(tiny(tmp_path / "run"), progress=False, resume=True)
+    assert precious.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["scores", "seconds", "parameters", "command"])
+def test_a_result_of_another_type_is_damaged(tmp_path, uninterrupted, name):
+    copied(uninterrupted, tmp_path)
+    values = json.loads((tmp_path / "result.json").read_text())
+    values[name] = {"iid": {"r2": "x"}} if name == "scores" else None
+    (tmp_path / "result.json").write_text(json.dumps(values))
+    with pytest.raises(ph.train.Damaged, match=r"result.json: not a result"):
+        read_result(tmp_path)
+
+
 def test_a_changed_config_is_one_line(tmp_path, stopped_run):
     copied(stopped_run, tmp_path)
     path = tmp_path / "config.json"

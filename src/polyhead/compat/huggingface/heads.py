@@ -58,7 +58,8 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     by_layer = [heads] if isinstance(heads, Mechanism) else list(heads)
     if all(isinstance(group, Mechanism) for group in by_layer):
         by_layer = [by_layer] * config.num_hidden_layers
-    if None in by_layer and (name := config._attn_implementation) in NAMES:
+    name = config._attn_implementation
+    if None in by_layer and name in NAMES:
         raise ValueError(f"with_heads: layers without heads of their own would lose {name!r}: give heads to all layers")
     config = copy.deepcopy(config)
     config.__class__ = _classes(config.model_type.removeprefix(PREFIX))[0]
@@ -183,7 +184,8 @@ def _classes(model_type: str) -> tuple[type, type]:
     AutoModelForCausalLM.register(holder, network)
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[f"{PREFIX}{model_type}"] = network.__name__  # the Trainer smooths shifted labels
     # Files of experts are converted by a table of model types.
-    if (conversion := get_checkpoint_conversion_mapping(model_type)) is not None:
+    conversion = get_checkpoint_conversion_mapping(model_type)
+    if conversion is not None:
         register_checkpoint_conversion_mapping(f"{PREFIX}{model_type}", conversion, overwrite=True)
     globals().update({holder.__name__: holder, network.__name__: network})  # so that pickle finds them
     return holder, network

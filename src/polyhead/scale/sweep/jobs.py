@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from polyhead.config import Run, check_run
+from polyhead.config import Run, check_run, digest
 from polyhead.extensions import handed_on
 from polyhead.scale.sweep.engines import Engine
 from polyhead.scale.sweep.engines.local import Local
@@ -21,7 +21,7 @@ from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import INTERRUPTED, Interrupted, code_of, signals_to
 from polyhead.train.store.files import check_folder
-from polyhead.train.store.folder import Result, claim, clear, place_of
+from polyhead.train.store.folder import Result, claim, clear, finished, place_of
 
 
 # ------------------------------------------------------------------------------------------------------------- the call
@@ -42,12 +42,13 @@ def sweep(
     """
     if workers is not None:
         check_number("sweep", "workers", workers, 1)
-    folders = prepare("sweep", runs, folder, again=again)
-    jobs = []
-    for run, run_folder, label in zip(runs, folders, labels(runs), strict=True):
-        jobs.append(Job(replace(run, folder=None), run_folder, label))
+    folders = prepare("sweep", runs, folder)
     engine = engine or Local()
-    unfinished = [job.run for job in jobs if job.outcome is None]
+    jobs: list[Job] = []
+    unfinished = []
+    for run, run_folder in zip(runs, folders, strict=True):
+        if again or finished(run_folder, digest(run)) is None:
+            unfinished.append(replace(run, folder=None))
 
     def interrupt(number: int, frame: object) -> None:
         raise Interrupted("stopped at once; what was saved before is kept", code_of(number))
@@ -61,17 +62,22 @@ def sweep(
             at_a_time = 1
             if unfinished:
                 at_a_time = engine.open(unfinished, pathlib.Path(folder), workers)
+            if again:  # only now, when nothing more can refuse the sweep
+                clear_all(runs, folders)
+            for run, run_folder, label in zip(runs, folders, labels(runs), strict=True):
+                jobs.append(Job(replace(run, folder=None), run_folder, label))
             train_all(jobs, engine, at_a_time, SweepScreen(jobs, enabled=progress))
         except KeyboardInterrupt as error:
             stopped = engine.stop()
             num_done = [job.state for job in jobs].count(State.DONE)
-            text = f"{stopped}; {num_done} of {len(jobs)} runs are done, the same command resumes"
+            way_on = "the same command without --again" if again else "the same command"
+            text = f"{stopped}; {num_done} of {len(runs)} runs are done, {way_on} resumes"
             raise Interrupted(text, getattr(error, "code", INTERRUPTED)) from None
     return [job.outcome for job in jobs if job.outcome is not None]
 
 
-def prepare(caller: str, runs: Sequence[Run], folder: str | pathlib.Path, *, again: bool) -> list[pathlib.Path]:
-    """Return the folder of each run, `folder`/NAME-DIGEST; with `again`, delete all training there.
+def prepare(caller: str, runs: Sequence[Run], folder: str | pathlib.Path) -> list[pathlib.Path]:
+    """Return the folder of each run, `folder`/NAME-DIGEST.
 
     Raises ValueError for a run that occurs twice, and if a new run's folder cannot be written.
     """
@@ -84,14 +90,20 @@ def prepare(caller: str, runs: Sequence[Run], folder: str | pathlib.Path, *, aga
         if run_folder in folders:
             raise ValueError(f"{caller}: the run {run.name!r} occurs twice; change a field or leave it out")
         folders.append(run_folder)
-    for run, run_folder in zip(runs, folders, strict=True):
-        if again and run_folder.exists():
-            with claim(run, run_folder):
-                clear(run_folder)
     # Finished runs may lie in a read-only folder.
     if not folders or not all(map(pathlib.Path.exists, folders)):
         check_folder(caller, pathlib.Path(folder))
     return folders
+
+
+def clear_all(runs: Sequence[Run], folders: Sequence[pathlib.Path]) -> None:
+    """Delete the training of all runs, or none of it if one of them is in use."""
+    with contextlib.ExitStack() as claims:
+        for run, folder in zip(runs, folders, strict=True):
+            if folder.exists():
+                claims.enter_context(claim(run, folder))
+        for folder in folders:
+            clear(folder)
 
 
 # ------------------------------------------------------------------------------------------------------------ the queue

@@ -27,7 +27,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from polyhead.config import Values, Vectors
-from polyhead.config.checked import Count, choice
+from polyhead.config.checked import choice
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.base import (
     SPLITS,
@@ -98,8 +98,8 @@ class FuzzyLogic(Task):
     torch.Size([8, 32, 5])
     """
 
-    variables: Count = 4
-    terms: Count = 2
+    variables: Annotated[int, Meta(ge=1, le=12)] = 4
+    terms: Annotated[int, Meta(ge=1, le=64)] = 2
     length: Annotated[int, Meta(ge=2)] = 32
     held_out: Fraction = 0.5
     unknown: Fraction = 0.25

@@ -17,7 +17,9 @@ def write(path: pathlib.Path, data: bytes) -> None:
     """Replace `path` by `data`: a crash or a full disk leaves the earlier file.  Raises OSError."""
     partial = path.with_name(path.name + ".partial")
     with named(path):
-        with open(partial, "wb") as file:
+        # A link of this name in a stranger's folder would lead elsewhere.
+        partial.unlink(missing_ok=True)
+        with open(partial, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -60,8 +62,3 @@ def check_place(caller: str, path: pathlib.Path) -> None:
 def check_folder(caller: str, folder: pathlib.Path) -> None:
     """Raise a ValueError, before the work, if nothing can be written into `folder`; make the folder."""
     check_place(caller, folder / "file")
-
-
-def one_line(error: object) -> str:
-    """The text of an error of another library, in one line."""
-    return " ".join(str(error).split())

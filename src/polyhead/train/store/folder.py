@@ -21,6 +21,8 @@ from polyhead.train.store.files import Damaged, check_place, delete, named, writ
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
 LOCK, FAILURE, EARLIER, DIGEST = ".lock", "failure.txt", "checkpoint-{:08}", "digest"
+FIELDS: dict[str, Any] = {"name": str, "digest": str, "steps": int, "seconds": (int, float), "parameters": int}
+FIELDS |= {"command": str, "scores": dict, "environment": dict}  # of a result
 DATA = ("data.json", "tokenizer.json")  # in which tasks keep what they know of a run's data
 
 
@@ -67,7 +69,7 @@ def read_config(folder: str | pathlib.Path) -> Run:
     from polyhead.tasks import KINDS
 
     path = place(folder)
-    if path.suffix not in (".json", ".yaml", ".yml"):
+    if path.is_dir() or path.suffix not in (".json", ".yaml", ".yml"):
         if not path.is_dir():
             raise ValueError(f"run folder: {path} does not exist; trained models: polyhead list models")
         path = path / CONFIG
@@ -98,7 +100,9 @@ class FolderInUse(ValueError):
 @contextlib.contextmanager
 def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
     """A context that locks `folder` for this process and writes config.json.  Raises FolderInUse, or ValueError if
-    another run was trained in the folder."""
+    another run was trained in the folder, or if config.json is of another program."""
+    from polyhead.train.store.checkpoint import read_metadata
+
     check_place("run folder", folder / CONFIG)
     with contextlib.ExitStack() as stack:
         try:
@@ -106,12 +110,18 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
             stack.enter_context(FileLock(folder / LOCK, timeout=0.5))
         except Timeout:
             raise FolderInUse(f"run folder: another process is training in {folder}") from None
-        digest = configs.digest(config)
-        if (folder / CONFIG).exists() and (checkpoints(folder) or (folder / RESULT).exists()):
-            other = configs.digest(read_config(folder))
+        digest, trained = configs.digest(config), checkpoints(folder)
+        if (folder / CONFIG).exists():
+            existing = serial.read(folder / CONFIG)
+            if not isinstance(existing, dict) or existing.get("kind") != "Run":
+                raise ValueError(f"run folder: {folder / CONFIG} is not that of a run; choose another folder")
+            other = configs.digest(read_config(folder)) if trained or (folder / RESULT).exists() else digest
             if other != digest:
                 text = f"another run ({other}, not {digest}); choose another folder"
                 raise ValueError(f"run folder: {folder} already holds {text}")
+        elif trained:  # without config.json the checkpoint tells whose training it is
+            with contextlib.suppress(Damaged):
+                read_metadata(trained[0], digest)
         values = {DIGEST: digest, **configs.to_dict(dataclasses.replace(config, folder=None))}
         write(folder / CONFIG, (json.dumps(values, indent=2) + "\n").encode())
         yield
@@ -138,10 +148,12 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
         return None
     try:
         values = json.loads(path.read_bytes())
-        scores = values["scores"]
-        if not isinstance(values["environment"], dict):
-            raise TypeError("environment must be a table")
-        values["scores"] = {split: numbers(score) for split, score in scores.items()}
+        for name, kind in FIELDS.items():
+            if not isinstance(values[name], kind):
+                raise TypeError(f"{name} is {values[name]!r:.40}")
+        values["scores"] = {split: numbers(score) for split, score in values["scores"].items()}
+        if not all(isinstance(number, int | float) for score in values["scores"].values() for number in score.values()):
+            raise TypeError("scores must be numbers")
         return Result(**values, folder=path.parent)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: not a result ({error})") from None
