@@ -171,7 +171,7 @@ def test_sequences_in_another_order(mixture):
     assert_close(layer(x[rows, 4:], cache=cache[0]), expected[:, 4:], atol=1e-10, rtol=1e-10)
 
 
-# ------------------------------------------------------------------------------------------------ at the edges of caches
+# ----------------------------------------------------------------------------------------------- at the edges of caches
 def test_a_table_of_offsets_has_no_rows_of_sequences():
     layer = ph.MultiHeadAttention(16, ph.Relational(2, symbols=ph.RelativeSymbols(distance=1))).eval()
     x, context, rows = torch.randn(3, 6, 16), torch.randn(3, 5, 16), torch.tensor([2, 0, 1])

@@ -9,7 +9,7 @@ REFUSED = {
         ({"unknown": 0.1}, "2 terms a function need as many known and unknown ones.*15 known and 1 unknown"),
         ({"held_out": 0.01}, "held_out=0.01 of 66 combinations leaves one split empty"),
         ({"held_out": 0.95}, "held_out=0.95 leaves 4 training functions of 2 terms, too few to cover 12 known terms"),
-        ({"variables": 20}, "combinations of 2 in 786432 terms, but at most 2000000 can be listed"),
+        ({"variables": 12}, "combinations of 2 in 3072 terms, but at most 2000000 can be listed"),
         ({"split": "legacy", "split_seed": 3}, "split='legacy' exists for split_seed 0, 1, 2, 2024, not for 3"),
         ({"split": "legacy", "variables": 5}, "exists for 4 variables, 2 terms and unknown=0.25, not for 5, 2 and 0.2"),
     ],

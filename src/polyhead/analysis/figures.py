@@ -120,13 +120,20 @@ def results(
             row = len(row_names)
             axes.errorbar(mean, row, xerr=error, fmt=marker, color=colour, mfc="white", ms=8, capsize=3, zorder=3)
             row_names.append(f"{label}, the paper (n = {count})")
-        values = np.asarray(measured[label], float)
+        all_values = np.asarray(measured[label], float)
+        values = all_values[np.isfinite(all_values)]
+        count_text = f"n = {len(values)}"
+        if len(values) < len(all_values):
+            count_text += f", {len(all_values) - len(values)} not finite"
+        if not len(values):
+            row_names.append(f"{label} ({count_text})")
+            continue
         error = errors.get(label, _standard_error(values))
         row = len(row_names)
         axes.errorbar(values.mean(), row, xerr=error, fmt=marker, color=colour, mfc=colour, ms=8, capsize=3, zorder=3)
         if len(values) > 1:
             axes.scatter(values, np.full(len(values), row), s=12, color=colour, alpha=0.6, zorder=2, linewidths=0)
-        row_names.append(f"{label} (n = {len(values)})")
+        row_names.append(f"{label} ({count_text})")
 
     axes.set_yticks(range(len(row_names)), row_names)
     axes.set_ylim(-0.6, len(row_names) - 0.4)
@@ -185,9 +192,10 @@ def lines(
     if log_y:
         _logarithmic(grid[0], "y", scores)
     low, high = limits
-    if low is not None and np.min(scores) < low:
+    finite_scores = [score for score in scores if math.isfinite(score)]
+    if low is not None and min(finite_scores, default=low) < low:
         low = None
-    if high is not None and np.max(scores) > high:
+    if high is not None and max(finite_scores, default=high) > high:
         high = None
     grid[0].set_ylim(low, high)
     for axes in grid[::columns]:

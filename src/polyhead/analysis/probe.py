@@ -22,7 +22,7 @@ from polyhead.analysis.labels import distinct, targets, unreadable, views, with_
 from polyhead.layers.taps import Taps
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import check_number, one_of, shaped
-from polyhead.tasks.base import Batch, Task, stream
+from polyhead.tasks.base import Batch, Task, portion, stream
 
 Array = np.ndarray
 Index = Array | Tensor | slice | list[int]
@@ -296,7 +296,7 @@ def probe_layers(
 
     # Sequences, not pairs, are divided: pairs of one sequence share their inputs.
     y = np.concatenate(labels_of_batches)
-    is_tested = np.arange(len(y)) >= len(y) * (1 - test)
+    is_tested = np.arange(len(y)) >= len(y) - portion(test, len(y))
     is_tested = np.broadcast_to(is_tested.reshape(-1, *[1] * (y.ndim - 1)), y.shape)
     has_label = y >= 0
     train, held_out = ~is_tested[has_label], is_tested[has_label]

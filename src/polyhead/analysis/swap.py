@@ -92,11 +92,14 @@ def mix_codes(
 
 
 def controls(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict[str, Codes]:
-    """The code of the last token for each of `CODES`."""
+    """The code of the last token for each of `CODES`; a single head has no other order."""
     permuted = []
     other = []
     for code in donor:
-        order = torch.randperm(code.shape[1], generator=generator, device=code.device)
+        num_heads = code.shape[1]
+        order = torch.randperm(num_heads, generator=generator, device=code.device)
+        while num_heads > 1 and torch.equal(order, torch.arange(num_heads, device=code.device)):
+            order = torch.randperm(num_heads, generator=generator, device=code.device)
         permuted.append(code[:, order])
         other.append(code.roll(1, 0))  # that of the previous pair, whose inputs differ
     zero = list(map(torch.zeros_like, recipient))

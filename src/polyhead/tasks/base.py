@@ -297,7 +297,8 @@ def stream(seed: int, name: str, step: int = 0) -> int:
     """A seed of 63 bits for one consumer of randomness: `stream(0, "fuzzy_logic/compositional", 17)`.
 
     Streams are counter-based: a batch is a pure function of (seed, name, step).  So no generator state is stored, and
-    streams of different names are independent.
+    streams of different names are independent.  PyTorch's generator on a CPU reads the lower 32 bits of a seed, so two
+    batches may be equal by chance: among 50,000 with a probability of 25 %.
     """
     digest = hashlib.blake2b(f"{seed}/{name}/{step}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
@@ -311,7 +312,8 @@ def seeded(seed: int, name: str) -> torch.Generator:
 def fork(generator: torch.Generator, name: str) -> torch.Generator:
     """A generator on the same device for one use of randomness, called `name`.
 
-    Forks under two names share no draws, so splits get different data even from generators in the same state.
+    Forks under two names share draws only by chance, so splits get different data even from generators in the same
+    state.
     `generator` is not changed; call `advance` after the last fork of a draw.
     """
     # Every generator's state is in CPU memory, so reading it never waits for an accelerator.

@@ -87,8 +87,14 @@ def list_files(data: str, ignored_folder: pathlib.Path) -> tuple[File, ...]:
     else:
         raise ValueError(f"Text: data must be 'stdlib', 'hub:NAME', a file or a folder; there is no {data}")
     files = []
-    for path in paths:
+    seen_files = set()
+    for path in sorted(paths, key=lambda path: (path.is_symlink(), path)):
         status = path.stat()
+        # A link to a file here would be one document more, perhaps of another split.
+        identity = (status.st_dev, status.st_ino)
+        if status.st_ino and identity in seen_files:
+            continue
+        seen_files.add(identity)
         if status.st_size and ignored_folder not in path.parents:
             files.append(File(path, path.relative_to(root).as_posix(), status.st_size, status.st_mtime_ns))
     if not files:
