@@ -133,7 +133,8 @@ def summary() -> str:
         ],
         [
             "disentangled, beside as many softmax heads",
-            f"{games:+.2f} accuracy over five comparison games from 1,000 images; [sorting](small/sorting/README.md)",
+            f"{games:+.2f} accuracy over five comparison games from 1,000 images, with symmetric relations; "
+            "[sorting](small/sorting/README.md)",
             "250 images: near chance in two games; [order](small/order/README.md): ahead of softmax heads with "
             "absolute and rotary positions, undecided against T5 bias; [SET](small/set/README.md), "
             "[images](small/images/README.md): undecided; CoRelNet, for comparisons only, "
