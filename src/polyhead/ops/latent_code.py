@@ -150,6 +150,11 @@ def visible_pairs(call: AttentionCall) -> Tensor | None:
     return finite if visible is None else visible & finite
 
 
+def relation_mask(call: AttentionCall) -> Tensor | None:
+    """The visible pairs for a softmax over relations; None for other activations, which need no mask."""
+    return visible_pairs(call) if call.act == "softmax" else None
+
+
 # -------------------------------------------------------------------------------------------------- scores and the code
 def products(call: AttentionCall) -> Tensor:
     """(b h t s) scores without the bias, in at least float32."""
@@ -273,7 +278,7 @@ def retrieved_and_related(call: AttentionCall) -> list[Tensor]:
     call = replace(call, masks=Masks(call.visible()))
     q_rel, k_rel = call.relation_qk
     a = drop(code(call), call.keep)
-    rel = relations(q_rel, k_rel, relation_act=call.act, mask=visible_pairs(call))
+    rel = relations(q_rel, k_rel, relation_act=call.act, mask=relation_mask(call))
     return [retrieve(a, call.symbols), torch.einsum("b h t s, b r t s -> b t h r", a, rel)]
 
 

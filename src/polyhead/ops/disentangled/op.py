@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed, Symbols
 from polyhead.ops.dispatch import Op, run
-from polyhead.ops.latent_code import code, drop, inner, relate, retrieve, share, visible_pairs
+from polyhead.ops.latent_code import code, drop, inner, relate, relation_mask, retrieve, share
 from polyhead.ops.tiling import tiled
 from polyhead.spec import mechanism
 from polyhead.spec.shapes import shaped
@@ -26,7 +26,7 @@ def reference(call: AttentionCall) -> Tensor:
     call = replace(call, masks=Masks(call.visible()))
     q_rel, k_rel = call.relation_qk
     products = inner(q_rel, share(k_rel, call.q.shape[2]), q_rel.shape[-1] ** -0.5)
-    related_code = code(call) * relate(products, call.act, visible_pairs(call))
+    related_code = code(call) * relate(products, call.act, relation_mask(call))
     return retrieve(drop(related_code.to(call.q.dtype), call.keep), call.symbols)
 
 
