@@ -171,3 +171,19 @@ def test_a_query_without_a_key_gets_0_beside_a_sink_of_minus_infinity_and_if_it_
     outs.append(linear_step(q, k, v, mask=limits["mask"])[0])
     for out in (with_sinks, *outs):
         assert (out[:, :2] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("op", "options"),
+    [("softmax", {}), ("hyla", {"normalise": "softmax"}), ("hyla", {"normalise": "softmax_rms_heads"})],
+)
+def test_a_packed_sequence_that_overflows_leaves_the_gradients_of_others_alone(op, options):
+    q, k, v = torch.randn(3, 1, 40, 2, 3)
+    q[0, 5] = k[0, 6] = 1e20
+    edges = torch.tensor([0, 20, 40], dtype=torch.int32)
+    results = []
+    for impl in ("reference", "native"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        loss = resolve(op, impl)(*leaves, cu_seqlens=edges, **options)[:, 20:].square().sum()
+        results.append([grad[:, 20:] for grad in torch.autograd.grad(loss, leaves)])
+    torch.testing.assert_close(*results)

@@ -351,7 +351,8 @@ struct Attention {
       add_bias(sight, p, heads, HIDDEN);
       for (int h = 0; h < heads; h++) {
         const number* stats = c.stats + 2 * ((tile.b * c.h + h) * c.t + query + r);
-        store(p + h * LANES, exp(load(p + h * LANES) + -stats[0]) * stats[1]);
+        Vec share = exp(load(p + h * LANES) + -stats[0]) * stats[1];
+        store(p + h * LANES, sight.only(h, share));  // the numbers of a row may be NaN
       }
       if (limits.keep.at) drop(sight, p, dropped + r * heads * LANES, heads);
     }
@@ -360,13 +361,16 @@ struct Attention {
 
   // ds = a da - p delta, in place of da.
   void score_grads(const Tile& tile, int64_t query, int n, const number* p, const number* u, number* da) const {
-    for (int r = 0; r < n; r++)
+    for (int r = 0; r < n; r++) {
+      Sight sight(limits, tile, query + r);
       for (int h = 0; h < heads; h++) {
         int64_t at = (r * heads + h) * LANES;
         number delta = c.delta[(tile.b * c.h + h) * c.t + query + r];
         Vec mine = load(p + at), grad = load(da + at);
-        store(da + at, choose(mine > ALONE, grad - grad, load(u + at) * grad - mine * delta));  // NaN stays NaN
+        Vec ds = choose(mine > ALONE, grad - grad, load(u + at) * grad - mine * delta);  // NaN stays NaN
+        store(da + at, sight.only(h, ds));
       }
+    }
   }
 };
 

@@ -93,6 +93,8 @@ struct Sight {
     return limits.hides ? seen & ~(bias <= HIDDEN) : seen;  // NaN is not hidden
   }
   Vec bias(int64_t h) const { return limits.bias.at ? lanes_of(limits.bias, tile, h, other) : splat(0); }
+  // x, 0 at hidden pairs.
+  Vec only(int64_t h, const Vec& x) const { return whole ? x : choose(of(h, bias(h)), x, splat(0)); }
 };
 
 enum Pass { FORWARD, BACKWARD, ONE_QUERY };  // as in structs.py; the last one is a forward pass of HYLA
@@ -136,7 +138,7 @@ inline Vec normalise(int how, const Sight& sight, const Stats& stats, number* s,
   Vec scale = splat(1);
   for (int h = 0; over_keys(how) && h < heads; h++) {
     Vec less = load(s + h * LANES) - stats.of(stats.row_max, sight.tile, h, sight.other);
-    store(s + h * LANES, exp(less) * stats.of(stats.inverse_row_sum, sight.tile, h, sight.other));
+    store(s + h * LANES, sight.only(h, exp(less) * stats.of(stats.inverse_row_sum, sight.tile, h, sight.other)));
   }
   if (how == SOFTMAX_HEADS) {
     Vec top = splat(LOWEST), total = splat(0);
