@@ -186,4 +186,4 @@ def test_a_packed_sequence_that_overflows_leaves_the_gradients_of_others_alone(o
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
         loss = resolve(op, impl)(*leaves, cu_seqlens=edges, **options)[:, 20:].square().sum()
         results.append([grad[:, 20:] for grad in torch.autograd.grad(loss, leaves)])
-    torch.testing.assert_close(*results)
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-3)
