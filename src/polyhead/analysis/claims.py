@@ -197,7 +197,8 @@ class Part:
 
     `within`: a smaller difference from the margin counts as none; 0 turns this test off.  `can_refute`: whether a
     number below the margin refutes the claim; False for a number whose true value cannot be below the margin.
-    `is_equivalence`: the claim is that there is no difference from the margin.
+    `is_equivalence`: the claim is that there is no difference from the margin.  `sides`: 2 if the numbers themselves
+    chose the direction.
     `p_above`, `p_below`: p-values corrected by Holm.  `level_above`, `level_below`: the levels of these tests by Holm.
     """
 
@@ -207,6 +208,7 @@ class Part:
     within: float = 0.0
     can_refute: bool = True
     is_equivalence: bool = False
+    sides: int = 1
     p_above: float = math.nan
     p_below: float = math.nan
     level_above: float = ALPHA
@@ -360,13 +362,13 @@ def judge(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
         p_above = []
         p_below = []
         for part in family:
-            p_above.append(part.estimate.above(part.margin))
-            p_below.append((-part.estimate).above(-part.margin))
+            p_above.append(min(part.sides * part.estimate.above(part.margin), 1.0))
+            p_below.append(min(part.sides * (-part.estimate).above(-part.margin), 1.0))
         levels_above, levels_below = holm_levels(p_above), holm_levels(p_below)
         corrected_above, corrected_below = holm(p_above), holm(p_below)
         for i, part in enumerate(family):
             part.p_above, part.p_below = corrected_above[i], corrected_below[i]
-            part.level_above, part.level_below = levels_above[i], levels_below[i]
+            part.level_above, part.level_below = levels_above[i] / part.sides, levels_below[i] / part.sides
     return tuple(judged)
 
 

@@ -183,7 +183,8 @@ class MultiHeadAttention(nn.Module):
         """y (b t m); with `return_code` also the code of all pairs (b h t s), before dropout.
 
         `mask` is boolean, True where a query may attend to a key, and broadcasts to (b h t s).  `bias` is added to the
-        scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x, a context's are 0, 1, ...  By
+        scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x, a context's are 0, 1, ...; with a
+        `cache` and a window they must increase from token to token (padding: `Cache.expect`).  By
         default x's are 0, 1, ... too or, if causal with a context, such that the last query is the last key.  `keep`
         (b|1 h|1 t s) multiplies the code in place of the layer's own dropout, also in eval mode; 0 throughout a head
         removes that head.  `symbols` is one tensor for all groups or one (or None) per group: (b|1 s symbol width), or
@@ -339,7 +340,7 @@ class MultiHeadAttention(nn.Module):
 
         # Keys and values, after those of earlier calls; a context's are computed once.
         if call.cache is not None and call.context is not None:
-            if call.t == 0:  # the next call may have another context
+            if call.t == 0 and call.computes_keys:  # the next call may have another context
                 cached = self._key_tensors(i, rows, features, symbols, call)
             else:
                 cached = call.cache.once(i, lambda: self._key_tensors(i, rows, features, symbols, call))

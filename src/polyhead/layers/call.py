@@ -11,7 +11,6 @@ from polyhead.layers.cache import LayerCache
 from polyhead.layers.positions import places_in
 from polyhead.ops.call import NOTHING_HIDDEN, AttentionCall, Masks
 from polyhead.ops.latent_code import of_pairs
-from polyhead.ops.readable import is_cheap_to_read
 
 # The name in error messages.
 LAYER = "MultiHeadAttention"
@@ -153,7 +152,7 @@ def call_of(
     if cache is not None:
         cache.claim(LAYER, layer)
         num_cached, gone = cache.length, cache.gone
-        _check_cache(cache, x, positions, window)
+        _check_cache(cache, x, positions)
         # Padding has an index but no position, so a key may be inside the window by position though not by index.  A
         # cache that was told of a mask keeps all tokens, whatever the mask says: its size depends on no values.
         if window is not None and (positions is None or cache.real is None):
@@ -200,18 +199,12 @@ def _check_exclusions(
         )
 
 
-def _check_cache(cache: LayerCache, x: Tensor, positions: Tensor | None, window: int | None) -> None:
-    """Raise ValueError for another number of sequences, unannounced tokens, positions that are no longer given, and
-    positions that do not increase where a window drops keys."""
+def _check_cache(cache: LayerCache, x: Tensor, positions: Tensor | None) -> None:
+    """Raise ValueError for another number of sequences, unannounced tokens, and positions that are no longer given."""
     if cache.length and cache.batch != x.shape[0]:
         raise ValueError(f"{LAYER}: its cache holds {cache.batch} sequences but x (b t m) = {tuple(x.shape)}")
     if cache.length and positions is None and "positions" in cache:
         raise ValueError(f"{LAYER}: an earlier call with this cache gave positions; give those of the new tokens, too")
-    if positions is not None and window is not None and cache.real is None and is_cheap_to_read(positions):
-        last = cache.state("positions")
-        ordered = positions if last is None else torch.cat((last[:, -1:].expand(len(positions), -1), positions), 1)
-        if (ordered.diff(dim=1) <= 0).any():
-            raise ValueError(f"{LAYER}: with a window and a cache, positions must increase from token to token")
     if cache.real is not None and cache.real.shape[1] != cache.length - cache.gone + x.shape[1]:
         announced = cache.real.shape[1] - (cache.length - cache.gone)
         raise ValueError(

@@ -236,6 +236,8 @@ def records(*folders: str | pathlib.Path, caller: str = "records") -> Records:
                 print_notice(f"polyhead: left out: {error}")
         for index in sorted_by_settings(runs, paths):
             run_by_folder.setdefault(paths[index].resolve(), (runs[index], paths[index]))
+    if not run_by_folder:
+        raise ValueError(f"{caller}: no run here can be read")
     return Records(*zip(*run_by_folder.values(), strict=True))
 
 

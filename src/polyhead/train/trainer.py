@@ -17,7 +17,7 @@ from polyhead.train import optimiser
 from polyhead.train.checks import check, check_read_back, read_all
 from polyhead.train.device import environment, process
 from polyhead.train.evaluation import evaluate_network
-from polyhead.train.messages import print_notice, safe_error_stream
+from polyhead.train.messages import one_line, print_notice, safe_error_stream
 from polyhead.train.network import Network
 from polyhead.train.progress import Progress
 from polyhead.train.stop import Interrupted, StopSignals, code_of
@@ -83,9 +83,10 @@ def run(
             except RuntimeError as error:
                 if not any(words in str(error) for words in TOO_LARGE):
                     raise
-                text = "train: a step does not fit into memory; lower train.batch_size or raise train.accumulate"
+                way_out = "lower train.batch_size or raise train.accumulate"
+                text = f"train: a batch does not fit into memory; {way_out} ({one_line(error)})"
                 record_failure(text, folder, world)
-                raise ValueError(text) from None
+                raise ValueError(text) from error
             except ValueError as error:
                 record_failure(str(error), folder, world)
                 raise
@@ -111,8 +112,8 @@ def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume
     if not folder.exists():
         build(config.model, device="meta")  # a model that cannot be built leaves no folder
     stack.enter_context(claim(config, folder))
-    read_all(config)  # what is missing must be missed before anything is deleted
     if again:
+        read_all(config)  # what is missing must be missed before anything is deleted
         clear(folder)
     elif (folder / RESULT).exists():
         # With the last checkpoint, a result that cannot be read costs one evaluation and no training.
@@ -122,6 +123,8 @@ def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume
             f"train: {folder} holds an unfinished run; resume it with `polyhead resume {quote(str(folder))}` "
             "(resume=True), or delete its training and start over with --again (again=True)"
         )
+    if not again:
+        read_all(config)
     config.task.keep(folder)
     return 0
 

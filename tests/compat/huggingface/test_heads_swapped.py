@@ -252,7 +252,7 @@ MISTAKES = {
     "heads: Hyla must read the model's own": swap(ph.Softmax(2), ph.Hyla(2, share=True)),
     "Relational must have symbols of single tokens": swap(ph.Relational(4, symbols=ph.RelationalSymbols())),
     "swap_heads: the model must be a LlamaForCausalLM, got Mine": swap(ph.Softmax(4), model=mine),
-    "with_heads: layers without heads of their own would lose 'polyhead_hyla'": swap_one,
+    "heads: layers without heads of their own would lose 'polyhead_hyla'": swap_one,
     "GPT2LMHeadModel must have q_proj, k_proj, v_proj and o_proj in layer 0": swap(ph.Softmax(4), model=gpt),
 }
 

@@ -71,7 +71,7 @@ def test_a_missing_config_is_written_again_by_the_same_recipe(tmp_path, stopped_
 def test_a_missing_config_is_not_written_by_another_recipe(tmp_path, stopped_run):
     copied(stopped_run, tmp_path)
     (tmp_path / "config.json").unlink()
-    with refusing("checkpoint.safetensors belongs to run "):
+    with refusing("already holds another run ("):
         run(tiny(tmp_path, seed=9), progress=False)
     assert not (tmp_path / "config.json").exists()
 

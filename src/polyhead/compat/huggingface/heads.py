@@ -59,8 +59,10 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     if all(isinstance(group, Mechanism) for group in by_layer):
         by_layer = [by_layer] * config.num_hidden_layers
     name = config._attn_implementation
-    if None in by_layer and name in NAMES:
-        raise ValueError(f"with_heads: layers without heads of their own would lose {name!r}: set 'sdpa' before")
+    if None in by_layer and name in NAMES and name != "polyhead_softmax":
+        raise ValueError(
+            f"heads: layers without heads of their own would lose {name!r}; set 'sdpa' for the model first"
+        )
     config = copy.deepcopy(config)
     config.__class__ = _classes(config.model_type.removeprefix(PREFIX))[0]
     config.polyhead_heads = []

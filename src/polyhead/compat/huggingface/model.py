@@ -92,7 +92,8 @@ class PolyheadModel(transformers.PreTrainedModel):
 
     def resize_token_embeddings(self, new_num_tokens: int | None = None, *args: Any, **options: Any) -> Any:
         """Our vocabulary has one size.  Raises ValueError for another."""
-        if new_num_tokens not in (None, self.config.vocab_size) or args or any(options.values()):
+        multiple = options.get("pad_to_multiple_of") or 1
+        if new_num_tokens not in (None, self.config.vocab_size) or self.config.vocab_size % multiple:
             raise ValueError(f"{type(self).__name__}: the vocabulary must stay of {self.config.vocab_size} tokens")
         return self.get_input_embeddings()
 

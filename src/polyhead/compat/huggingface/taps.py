@@ -56,10 +56,10 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     def record(module: nn.Module, *tensors: Any, **options: Any) -> Any:
         return attend(partial(heads, names.get(module, type(module).__name__)), module, *tensors, **options)
 
-    uncompiled = torch.compiler.set_stance("force_eager")
     AttentionInterface.register(NAME, lambda *tensors, **options: _RECORD.get()(*tensors, **options))
     AttentionMaskInterface.register(NAME, mask)
-    with contextlib.ExitStack() as stack, torch.inference_mode(False), looking(model), uncompiled:
+    with contextlib.ExitStack() as stack, torch.inference_mode(False), looking(model):
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.callback(_RECORD.reset, _RECORD.set(record))
         for module in model.modules():
             config: Any = getattr(module, "config", None)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, sequence_of
+from polyhead.ops.call import AttentionCall, Masks, sequence_of
 from polyhead.ops.latent_code import act as activation, is_known_small, of_pairs, wide, zero_hidden_keys
 from polyhead.ops.tiles import unsupported_mask
 
@@ -41,7 +41,7 @@ def preferred(call: AttentionCall) -> bool:
 def forward(call: AttentionCall) -> Tensor:
     """Linear attention in chunks; grouped heads read the state of their group."""
     (t, s), masks = call.lengths, call.masks
-    q = zero_blind_queries(masks.mask, call.q, s, causal=masks.is_causal_for(t)) * call.score_scale
+    q = zero_blind_queries(masks, call.q, s, causal=masks.is_causal_for(t)) * call.score_scale
     k, v = zero_hidden_keys(masks.mask, call.k), activation(call.act)(call.v)
     if masks.cu_seqlens is not None:
         return _packed(q, k, v, masks.cu_seqlens, causal=masks.causal)
@@ -53,18 +53,26 @@ def forward(call: AttentionCall) -> Tensor:
     return F.pad(_square(q[:, t - s :], k, v, _state(k[:, :0], v[:, :0]))[0], (0, 0, 0, 0, t - s, 0))
 
 
-def zero_blind_queries(mask: Tensor | None, q: Tensor, s: int, *, causal: bool) -> Tensor:
+def zero_blind_queries(masks: Masks, q: Tensor, s: int, *, causal: bool) -> Tensor:
     """Queries (b t h d), 0 where a mask of keys (b|1 1 1 s|1) hides all that a query may see: NaN there stays without
     effect.  Small numbers stay unchanged where data may be read."""
-    if mask is None or is_known_small(q):
+    if masks.mask is None or is_known_small(q):
         return q
     t = q.shape[1]
-    sees = of_pairs(mask)[:, 0, 0].expand(-1, s)
+    is_real = of_pairs(masks.mask)[:, 0, 0].expand(-1, s).long()
+    # The number of real keys up to each key, and in all; of packed sequences those of its own.
+    earlier = torch.zeros_like(is_real)
+    total = is_real.sum(1, keepdim=True)
+    if masks.cu_seqlens is not None:
+        sequence = sequence_of(masks.cu_seqlens, s).long()
+        totals = is_real.new_zeros(len(is_real), len(masks.cu_seqlens) + 1).index_add(1, sequence, is_real)
+        earlier = (totals.cumsum(1) - totals)[:, sequence]
+        total = totals[:, sequence]
     if causal:  # the last query is aligned with the last key
-        sees = F.pad(sees.cumsum(1) > 0, (max(t - s, 0), 0))[:, -t:]
+        num_seen = F.pad(is_real.cumsum(1) - earlier, (max(t - s, 0), 0))[:, max(s - t, 0) :]
     else:
-        sees = sees.any(1, keepdim=True)
-    return q.masked_fill(~sees[:, :, None, None], 0)
+        num_seen = total
+    return q.masked_fill((num_seen == 0)[:, :, None, None], 0)
 
 
 def step(q: Tensor, k: Tensor, v: Tensor, state: Tensor | None, scale: float | None) -> tuple[Tensor, Tensor]:

@@ -81,5 +81,5 @@ def linear_step(
             raise ValueError(f"linear_step: mask must be one of keys (b|1, 1, 1, t) but is {tuple(mask.shape)}")
         k, v = zero_masked(mask, zero_hidden_keys(mask, k), v)
         if state is None:
-            q = chunked.zero_blind_queries(mask, q, q.shape[1], causal=True)
+            q = chunked.zero_blind_queries(Masks(mask), q, q.shape[1], causal=True)
         return chunked.step(q, k, activation(act)(v), state, scale)

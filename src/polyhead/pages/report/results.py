@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from polyhead.analysis import figures
-from polyhead.analysis.claims import SEEDS, Estimate, above, constant
+from polyhead.analysis.claims import SEEDS, Estimate, above, constant, judge
 from polyhead.pages.report.runs import Entry, SeedGroup, different_settings, headline_split
 from polyhead.pages.report.section import Draft, Section, Table, grouped_digits, number, with_error
 from polyhead.tasks.base import Task
@@ -127,9 +127,9 @@ def verdict_table(results: Results) -> Table | None:
 def comparison_rows(differences: Mapping[str, Estimate], two_sided: Collection[str] = ()) -> list[list[str]]:
     """Rows of differences that are judged together: name, verdict, difference, `TEST_COLUMNS`."""
     rows = []
-    for part in above("the first is ahead", differences).parts:
-        if part.name in two_sided:
-            part = replace(part, p_above=min(1.0, 2 * part.p_above), level_above=part.level_above / 2)
+    claim = above("the first is ahead", differences)
+    parts = tuple(replace(part, sides=2 if part.name in two_sided else 1) for part in claim.parts)
+    for part in judge([replace(claim, parts=parts)])[0].parts:
         low, high = part.estimate.interval(part.confidence)
         interval = "–"
         if part.is_tested:

@@ -178,8 +178,8 @@ def by_layers(purity: Cells) -> list[Verdict]:
         return []
     of_models = f"mean of {', '.join(names)}"
     parts = {
-        f"rule, last layer − first, {of_models}": mean(rule),
-        f"{INPUTS}, first layer − last, {of_models}": mean(size_of_inputs),
+        f"rule, last layer − first with several codes, {of_models}": mean(rule),
+        f"{INPUTS}, first layer with several codes − last, {of_models}": mean(size_of_inputs),
     }
     return [above("early layers cluster by the size of the inputs, late ones by rule", parts)]
 

@@ -74,8 +74,8 @@ def small_gaps(iid: Scores, compositional: Scores) -> list[Verdict]:
     for model in sorted(set(iid.keys()) - {"hyla"}):
         outside = compositional["hyla"] - compositional[model]
         inside = iid["hyla"] - iid[model]
-        parts[f"gap to {label(model)}, outside − inside"] = outside - inside
-    return [above("in-distribution gaps between the models are smaller than those on unseen combinations", parts)]
+        parts[f"HYLA's lead over {label(model)}, unseen − known"] = outside - inside
+    return [above("HYLA is less ahead on known combinations than on unseen ones", parts)]
 
 
 def unknown_terms(condition: str, scores: Scores, baseline: Estimate) -> list[Verdict]:

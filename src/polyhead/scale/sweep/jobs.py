@@ -19,9 +19,10 @@ from polyhead.scale.sweep.job import Failure, Job, State
 from polyhead.scale.sweep.naming import labels
 from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.spec.shapes import check_number
+from polyhead.train.checks import check, check_read_back, read_all
 from polyhead.train.stop import INTERRUPTED, Interrupted, code_of, signals_to
 from polyhead.train.store.files import check_folder
-from polyhead.train.store.folder import Result, claim, clear, finished, place_of
+from polyhead.train.store.folder import FolderInUse, Result, claim, clear, finished, is_claimed, place_of
 
 
 # ------------------------------------------------------------------------------------------------------------- the call
@@ -62,7 +63,11 @@ def sweep(
             at_a_time = 1
             if unfinished:
                 at_a_time = engine.open(unfinished, pathlib.Path(folder), workers)
-            if again:  # only now, when nothing more can refuse the sweep
+            if again:
+                for run in runs:  # what is missing must be missed before anything is deleted
+                    check_read_back(run)
+                    check(run, 1)
+                    read_all(run)
                 clear_all(runs, folders)
             for run, run_folder, label in zip(runs, folders, labels(runs), strict=True):
                 jobs.append(Job(replace(run, folder=None), run_folder, label))
@@ -70,7 +75,7 @@ def sweep(
         except KeyboardInterrupt as error:
             stopped = engine.stop()
             num_done = [job.state for job in jobs].count(State.DONE)
-            way_on = "the same command without --again" if again else "the same command"
+            way_on = "the same command without --again" if again and jobs else "the same command"
             text = f"{stopped}; {num_done} of {len(runs)} runs are done, {way_on} resumes"
             raise Interrupted(text, getattr(error, "code", INTERRUPTED)) from None
     return [job.outcome for job in jobs if job.outcome is not None]
@@ -97,13 +102,14 @@ def prepare(caller: str, runs: Sequence[Run], folder: str | pathlib.Path) -> lis
 
 
 def clear_all(runs: Sequence[Run], folders: Sequence[pathlib.Path]) -> None:
-    """Delete the training of all runs, or none of it if one of them is in use."""
-    with contextlib.ExitStack() as claims:
-        for run, folder in zip(runs, folders, strict=True):
-            if folder.exists():
-                claims.enter_context(claim(run, folder))
-        for folder in folders:
-            clear(folder)
+    """Delete the training of all runs.  Raises FolderInUse, before that, if another process trains one of them."""
+    for folder in folders:
+        if is_claimed(folder):
+            raise FolderInUse(f"run folder: another process is training in {folder}")
+    for run, folder in zip(runs, folders, strict=True):
+        if folder.exists():
+            with claim(run, folder):
+                clear(folder)
 
 
 # ------------------------------------------------------------------------------------------------------------ the queue

@@ -120,8 +120,11 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
                 text = f"another run ({other}, not {digest}); choose another folder"
                 raise ValueError(f"run folder: {folder} already holds {text}")
         elif trained:  # without config.json the checkpoint tells whose training it is
+            other = digest
             with contextlib.suppress(Damaged):
-                read_metadata(trained[0], digest)
+                other = read_metadata(trained[0])["digest"]
+            if other != digest:
+                raise ValueError(f"run folder: {folder} already holds another run ({other}); choose another folder")
         values = {DIGEST: digest, **configs.to_dict(dataclasses.replace(config, folder=None))}
         write(folder / CONFIG, (json.dumps(values, indent=2) + "\n").encode())
         yield
