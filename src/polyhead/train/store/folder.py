@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgspec
 from filelock import FileLock, Timeout
 
 from polyhead import config as configs
@@ -22,6 +21,8 @@ from polyhead.train.store.files import Damaged, check_place, delete, named, writ
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
 LOCK, FAILURE, EARLIER, DIGEST = ".lock", "failure.txt", "checkpoint-{:08}", "digest"
+FIELDS: dict[str, Any] = {"name": str, "digest": str, "steps": int, "seconds": (int, float), "parameters": int}
+FIELDS |= {"command": str, "scores": dict, "environment": dict}  # of a result
 DATA = ("data.json", "tokenizer.json")  # in which tasks keep what they know of a run's data
 
 
@@ -150,8 +151,13 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
         return None
     try:
         values = json.loads(path.read_bytes())
+        for name, kind in FIELDS.items():
+            if not isinstance(values[name], kind):
+                raise TypeError(f"{name} is {values[name]!r:.40}")
         values["scores"] = {split: numbers(score) for split, score in values["scores"].items()}
-        return dataclasses.replace(msgspec.convert(values, Result), folder=path.parent)
+        if not all(isinstance(number, int | float) for score in values["scores"].values() for number in score.values()):
+            raise TypeError("scores must be numbers")
+        return Result(**values, folder=path.parent)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: not a result ({error})") from None
 
