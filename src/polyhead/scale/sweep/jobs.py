@@ -19,7 +19,6 @@ from polyhead.scale.sweep.job import Failure, Job, State
 from polyhead.scale.sweep.naming import labels
 from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.spec.shapes import check_number
-from polyhead.train.checks import check, check_read_back, read_all
 from polyhead.train.stop import INTERRUPTED, Interrupted, code_of, signals_to
 from polyhead.train.store.files import check_folder
 from polyhead.train.store.folder import FolderInUse, Result, claim, clear, finished, is_claimed, place_of
@@ -64,10 +63,6 @@ def sweep(
             if unfinished:
                 at_a_time = engine.open(unfinished, pathlib.Path(folder), workers)
             if again:
-                for run in runs:  # what is missing must be missed before anything is deleted
-                    check_read_back(run)
-                    check(run, 1)
-                    read_all(run)
                 clear_all(runs, folders)
             for run, run_folder, label in zip(runs, folders, labels(runs), strict=True):
                 jobs.append(Job(replace(run, folder=None), run_folder, label))
@@ -102,7 +97,17 @@ def prepare(caller: str, runs: Sequence[Run], folder: str | pathlib.Path) -> lis
 
 
 def clear_all(runs: Sequence[Run], folders: Sequence[pathlib.Path]) -> None:
-    """Delete the training of all runs.  Raises FolderInUse, before that, if another process trains one of them."""
+    """Delete the training of all runs.
+
+    Before that it raises FolderInUse if another process trains one of them, and ValueError for a run that could not
+    begin anew.
+    """
+    from polyhead.train.checks import check, check_read_back, read_all  # they import PyTorch
+
+    for run in runs:
+        check_read_back(run)
+        check(run)
+        read_all(run)
     for folder in folders:
         if is_claimed(folder):
             raise FolderInUse(f"run folder: another process is training in {folder}")
