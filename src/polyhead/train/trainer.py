@@ -44,6 +44,8 @@ from polyhead.train.tracking import Trackers
 from polyhead.train.world import StopBroadcast, World
 
 Row = dict[str, Any]
+# What PyTorch says of a tensor that is too large.
+TOO_LARGE = ("allocate memory", "out of memory", "Storage size calculation")
 Callback = Callable[[Row], object]
 """Called with every row of metrics.jsonl when it is written."""
 
@@ -100,10 +102,6 @@ def record_failure(text: str, folder: pathlib.Path, world: World) -> None:
         write_failure(folder, text)
 
 
-# What PyTorch says of a tensor that is too large.
-TOO_LARGE = ("allocate memory", "out of memory", "Storage size calculation")
-
-
 def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume: bool, again: bool) -> int:
     """Lock the folder until `stack` closes; return 1 if the run is already finished, else 0."""
     check_read_back(config)
@@ -112,19 +110,18 @@ def begin(config: Run, folder: pathlib.Path, stack: contextlib.ExitStack, resume
     if not folder.exists():
         build(config.model, device="meta")  # a model that cannot be built leaves no folder
     stack.enter_context(claim(config, folder))
-    if again:
-        read_all(config)  # what is missing must be missed before anything is deleted
-        clear(folder)
-    elif (folder / RESULT).exists():
+    if (folder / RESULT).exists() and not again:
         # With the last checkpoint, a result that cannot be read costs one evaluation and no training.
         print_notice(f"{folder / RESULT} is damaged or of another run; it is computed again")
-    elif checkpoints(folder) and not resume:
+    elif checkpoints(folder) and not (resume or again):
         raise ValueError(
             f"train: {folder} holds an unfinished run; resume it with `polyhead resume {quote(str(folder))}` "
             "(resume=True), or delete its training and start over with --again (again=True)"
         )
-    if not again:
-        read_all(config)
+    # What is missing must be missed before anything is deleted.
+    read_all(config)
+    if again:
+        clear(folder)
     config.task.keep(folder)
     return 0
 

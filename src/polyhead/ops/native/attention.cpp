@@ -352,7 +352,7 @@ struct Attention {
       for (int h = 0; h < heads; h++) {
         const number* stats = c.stats + 2 * ((tile.b * c.h + h) * c.t + query + r);
         Vec share = exp(load(p + h * LANES) + -stats[0]) * stats[1];
-        store(p + h * LANES, sight.only(h, share));  // the numbers of a row may be NaN
+        store(p + h * LANES, sight.only(h, share));  // a row's statistics may be NaN, and hidden pairs stay 0
       }
       if (limits.keep.at) drop(sight, p, dropped + r * heads * LANES, heads);
     }

@@ -109,9 +109,13 @@ def verdict_table(results: Results) -> Table | None:
     task = results.task
     order = results.ranked()
     differences = {}
+    pairs, hidden = [], []
     for better, rival in itertools.combinations(order, 2):
-        differences[f"{better.label} over {rival.label}"] = _gains(results, better) - _gains(results, rival)
-    pairs = list(differences)
+        name = f"{better.label} over {rival.label}"
+        differences[name] = _gains(results, better) - _gains(results, rival)
+        pairs.append(name)
+        if better is not order[0]:
+            hidden.append(name)
     # Of the baselines only the best one.
     for baseline in [name for name in results.baseline_order() if name != "ceiling"][:1]:
         level = constant(float(task.gain(results.baselines[baseline][results.headline].mean)))
@@ -119,9 +123,8 @@ def verdict_table(results: Results) -> Table | None:
             differences[f"{group.label} over {baseline_label(task, baseline)}"] = _gains(results, group) - level
     if not differences:
         return None
-    rows = comparison_rows(differences, two_sided=pairs)
-    hidden = pairs[max(len(order) - 1, 0) :]  # those of mechanisms that are not the best
-    return ["Is it ahead?", "verdict", "difference", *TEST_COLUMNS], [row for row in rows if row[0] not in hidden]
+    rows = [row for row in comparison_rows(differences, two_sided=pairs) if row[0] not in hidden]
+    return ["Is it ahead?", "verdict", "difference", *TEST_COLUMNS], rows
 
 
 def comparison_rows(differences: Mapping[str, Estimate], two_sided: Collection[str] = ()) -> list[list[str]]:

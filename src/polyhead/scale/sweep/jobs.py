@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from polyhead.config import Run, check_run, digest
+from polyhead.config import Run, check_run
 from polyhead.extensions import handed_on
 from polyhead.scale.sweep.engines import Engine
 from polyhead.scale.sweep.engines.local import Local
@@ -21,7 +21,7 @@ from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import INTERRUPTED, Interrupted, code_of, signals_to
 from polyhead.train.store.files import check_folder
-from polyhead.train.store.folder import FolderInUse, Result, claim, clear, finished, is_claimed, place_of
+from polyhead.train.store.folder import FolderInUse, Result, claim, clear, is_claimed, place_of
 
 
 # ------------------------------------------------------------------------------------------------------------- the call
@@ -43,12 +43,13 @@ def sweep(
     if workers is not None:
         check_number("sweep", "workers", workers, 1)
     folders = prepare("sweep", runs, folder)
+    jobs = []
+    for run, run_folder, label in zip(runs, folders, labels(runs), strict=True):
+        jobs.append(Job(replace(run, folder=None), run_folder, label))
+        if again:
+            jobs[-1].outcome = None
     engine = engine or Local()
-    jobs: list[Job] = []
-    unfinished = []
-    for run, run_folder in zip(runs, folders, strict=True):
-        if again or finished(run_folder, digest(run)) is None:
-            unfinished.append(replace(run, folder=None))
+    unfinished = [job.run for job in jobs if job.outcome is None]
 
     def interrupt(number: int, frame: object) -> None:
         raise Interrupted("stopped at once; what was saved before is kept", code_of(number))
@@ -64,14 +65,12 @@ def sweep(
                 at_a_time = engine.open(unfinished, pathlib.Path(folder), workers)
             if again:
                 clear_all(runs, folders)
-            for run, run_folder, label in zip(runs, folders, labels(runs), strict=True):
-                jobs.append(Job(replace(run, folder=None), run_folder, label))
             train_all(jobs, engine, at_a_time, SweepScreen(jobs, enabled=progress))
         except KeyboardInterrupt as error:
             stopped = engine.stop()
             num_done = [job.state for job in jobs].count(State.DONE)
-            way_on = "the same command without --again" if again and jobs else "the same command"
-            text = f"{stopped}; {num_done} of {len(runs)} runs are done, {way_on} resumes"
+            way_on = "the same command without --again" if again else "the same command"
+            text = f"{stopped}; {num_done} of {len(jobs)} runs are done, {way_on} resumes"
             raise Interrupted(text, getattr(error, "code", INTERRUPTED)) from None
     return [job.outcome for job in jobs if job.outcome is not None]
 

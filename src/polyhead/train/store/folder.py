@@ -111,20 +111,19 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
         except Timeout:
             raise FolderInUse(f"run folder: another process is training in {folder}") from None
         digest, trained = configs.digest(config), checkpoints(folder)
+        trained_digest = digest
         if (folder / CONFIG).exists():
             existing = serial.read(folder / CONFIG)
             if not isinstance(existing, dict) or existing.get("kind") != "Run":
                 raise ValueError(f"run folder: {folder / CONFIG} is not that of a run; choose another folder")
-            other = configs.digest(read_config(folder)) if trained or (folder / RESULT).exists() else digest
-            if other != digest:
-                text = f"another run ({other}, not {digest}); choose another folder"
-                raise ValueError(f"run folder: {folder} already holds {text}")
+            if trained or (folder / RESULT).exists():
+                trained_digest = configs.digest(read_config(folder))
         elif trained:  # without config.json the checkpoint tells whose training it is
-            other = digest
             with contextlib.suppress(Damaged):
-                other = read_metadata(trained[0])["digest"]
-            if other != digest:
-                raise ValueError(f"run folder: {folder} already holds another run ({other}); choose another folder")
+                trained_digest = read_metadata(trained[0])["digest"]
+        if trained_digest != digest:
+            text = f"another run ({trained_digest}, not {digest}); choose another folder"
+            raise ValueError(f"run folder: {folder} already holds {text}")
         values = {DIGEST: digest, **configs.to_dict(dataclasses.replace(config, folder=None))}
         write(folder / CONFIG, (json.dumps(values, indent=2) + "\n").encode())
         yield
