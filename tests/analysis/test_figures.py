@@ -77,6 +77,8 @@ def test_results_name_mechanisms_seeds_and_baselines():
     assert {"white", figures.COLOURS["HYLA"], figures.COLOURS["Softmax"]} <= fills
     lowest = figures.results({"Softmax": [0.5], "HYLA": [0.7]}, lower_is_better=True).axes[0]
     assert texts(lowest.get_yticklabels()) == ["HYLA (n = 1)", "Softmax (n = 1)"]
+    diverged = figures.results({"HYLA": [0.7, float("nan")]}).axes[0]
+    assert texts(diverged.get_yticklabels()) == ["HYLA (n = 1, 1 not finite)"]
 
 
 def test_lines_go_through_means_with_the_seeds_standard_errors():

@@ -9,6 +9,7 @@ from commands import mistake, small
 import polyhead as ph
 from polyhead.cli import main
 from polyhead.cli.output import escape
+from polyhead.train.messages import print_notice
 
 STEERING = "red\x1b[31m\x07\x9b2J\u202e"
 
@@ -74,3 +75,8 @@ def test_an_unknown_field_with_control_characters_is_escaped(tmp_path, capsys):
 def test_escapes_keep_letters_of_all_scripts():
     assert escape("é 中 ± R²\tx\n") == "é 中 ± R²\tx\n"
     assert escape("\x1b[2J\r") == "\\x1b[2J\\r"
+
+
+def test_a_notice_is_escaped(capsys):
+    print_notice(STEERING)
+    assert is_clean(capsys.readouterr().err)

@@ -138,6 +138,7 @@ def test_mistakes_are_one_line_before_the_first_step():
     for call, message in (
         (lambda: stream(model, [], steps=1), "no prompt came: each needs at least one token"),
         (lambda: stream(model, [[1], []], steps=1), "an empty prompt came"),
+        (lambda: stream(model, [[1.9]], steps=1), "prompts must be lists of whole numbers"),
         (lambda: stream(model, [[1, 12]], steps=1), "tokens must be 0 to 11 but 12 came"),
         (lambda: stream(model, [[1]], steps=1, top_p=2.0), "top_p must be above 0"),
         (lambda: stream(model, [[1]], steps=0), "steps must be at least 1 but is 0"),
