@@ -65,6 +65,7 @@ def test_the_tail_keeps_the_rows_of_its_mask_and_dropout():
 def test_mistakes_are_one_line():
     block, x, counts = make(), torch.randn(2, 6, 16, dtype=F64), "tail counts positions from 0, so"
     decoder = ph.TransformerBlock(block.attention, block.feedforward, cross=block.attention)
+    whole = ph.MultiHeadAttention(16, [ph.Pooled(2, network="sequence")], dtype=F64)
     for call, message in (
         (lambda: block(x, positions=torch.arange(6)[None], tail=2), f"{counts} positions cannot"),
         (lambda: block(x, cache=LayerCache(), tail=2), f"{counts} a cache cannot"),
@@ -73,6 +74,7 @@ def test_mistakes_are_one_line():
         (lambda: block(x, x), "no context was wanted but one came"),
         (lambda: block(x, context_mask=torch.ones(1, dtype=bool)), "a context_mask came without a context"),
         (lambda: decoder(x), "a context was wanted but none came"),
+        (lambda: make(cross=whole), "cross-attention with network='sequence' would read later queries"),
         (lambda: make(norm_order="prae"), r"unknown norm_order 'prae'; did you mean 'pre'\?"),
     ):
         refused(call, f"^TransformerBlock: {message}")
