@@ -77,7 +77,9 @@ def test_runs_that_differ_in_their_division_alone_are_networks_of_one_row(tmp_pa
     for split, r2 in enumerate((0.6, 0.8)):
         run = run_of("hyla", 0, replace(TASK, split_seed=split))
         paths.append(fabricate(tmp_path / str(split), run, {"compositional": (r2, 0.02)}))
-    assert written(paths, tmp_path / "r.html").cells("HYLA")[0] == "0.700 ± 0.100"
+    page = written(paths, tmp_path / "r.html")
+    assert page.cells("HYLA")[0] == "0.700 ± 0.100"
+    assert "split_seed 0 and 1" in page.words
 
 
 def test_a_best_that_the_scores_chose_has_a_two_sided_p():

@@ -184,7 +184,8 @@ def results_section(results: Results, draft: Draft) -> Section:
         section.tables.append((["Besides the heads, these differ", *map(attrgetter("label"), results.groups)], rows))
     section.note = (
         f"± is the standard error over networks; of a single network or a baseline, over test {task.items}. "
-        "A test takes a baseline as exact. A network without a finite score leaves its comparisons undecided. "
+        "A test takes a baseline as exact; that of several divisions is a mean over them. "
+        "A network without a finite score leaves its comparisons undecided. "
         f"{OPEN_TEST}"
     )
     return section

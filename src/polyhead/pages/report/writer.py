@@ -101,13 +101,24 @@ def _build(folders: Folders, title: str | None, draft: Draft) -> HtmlPage:
     values = {
         "kicker": kicker,
         "headline": headline,
-        "settings": flat(to_dict(results.task)),
+        "settings": _settings(results),
         "notes": list(dict.fromkeys(draft.notes)),
         "sections": list(filter(None, sections)),
         "runs": details,
         "terms": _terms(results),
     }
     return render("pages/report/report.html", values, title=f"{kicker}: {headline}", style="report/report.css")
+
+
+def _settings(results: Results) -> dict[str, object]:
+    """The settings of the task; runs that differ in their division list the seeds of all divisions."""
+    settings = flat(to_dict(results.task))
+    seeds: set[int] = set()
+    for group in results.groups:
+        seeds |= {runs.seeds_of(entry.run)[1] or 0 for entry in group.entries}
+    if len(seeds) > 1:
+        settings["split_seed"] = " and ".join(map(str, sorted(seeds)))
+    return settings
 
 
 def _terms(results: Results) -> list[tuple[str, str]]:
