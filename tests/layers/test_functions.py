@@ -141,6 +141,7 @@ def test_a_swallowed_keep_is_noticed(kind):
     message = (
         rf"^{type(group).__name__}: <lambda> must multiply its code by keep, but its output is not 0 where keep is 0$"
     )
+    attention(x[:0])  # an empty batch shows nothing
     refused(lambda: attention(x), message)
     attention.eval()(x)
     refused(lambda: attention(x, keep=torch.ones(1, 1, 6, 6, dtype=F64)), message)

@@ -24,17 +24,19 @@ class FakeWorker:
 
 
 class Fake:
-    """`script`: exit codes by seed, by default 0, which leaves a result."""
+    """`script`: exit codes by seed, by default 0, which leaves a result.  `refusal`: why it cannot be opened."""
 
     poll_seconds = 0.0
 
-    def __init__(self, script=None):
-        self.script = script or {}
+    def __init__(self, script=None, refusal=None):
+        self.script, self.refusal = script or {}, refusal
         self.started = []
         self.is_closed = False
         self.num_working = self.max_working = 0
 
     def open(self, runs, folder, workers):
+        if self.refusal:
+            raise ValueError(self.refusal)
         return workers or 1
 
     def start(self, folders):

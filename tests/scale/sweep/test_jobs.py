@@ -5,6 +5,7 @@ import signal
 
 import pytest
 from fake_workers import Fake
+from refusals import refused
 
 import polyhead as ph
 from polyhead.scale.sweep import Failure, screen
@@ -59,6 +60,8 @@ def test_finished_runs_are_not_trained_again(runs, tmp_path, capfd):
     assert "seed=0: already done" in capfd.readouterr().err
     sweep(runs, tmp_path, engine=engine, again=True, progress=False)
     assert engine.started == [0, 1, 2]
+    refused(lambda: sweep(runs, tmp_path, engine=Fake(refusal="sweep: no engine"), again=True), "no engine")
+    assert sweep(runs, tmp_path, engine=Fake({0: 1, 1: 1, 2: 1}), progress=False) == results  # nothing was deleted
 
 
 def test_a_run_that_another_process_trains_is_left_to_it(runs, tmp_path):
