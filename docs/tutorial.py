@@ -90,8 +90,8 @@ print(layer(x).shape, {name: tuple(tensor.shape) for name, tensor in layer.state
 #
 # - An **encoder** reads whole sequences. Only padding is masked: one row of the mask per sequence, the same for all
 #   queries and heads.
-# - A **decoder** generates text: token t sees tokens up to t. Otherwise training would let it copy the answer:
-#   `causal=True`.
+# - A **decoder** generates text, so token t sees tokens up to t (`causal=True`). If it saw later tokens, it could copy
+#   the answer in training.
 # - **Cross-attention** of a decoder to an encoder: queries are the decoder's, keys the encoder's. The mask is the
 #   padding of the encoder's tokens, and it is not causal.
 
@@ -145,8 +145,8 @@ draw({"codes of the last query, softmax heads": code.T}, range(1, h + 1), range(
 #
 # The matrix in brackets depends on the *sequence* and is applied to the *query*. It is known as **fast weights**
 # (Schmidhuber 1992; Schlag et al. 2021). The matrix of the hypernetwork depends on the *pair* and is applied to the
-# *other token*. Both forms are exact for linear attention. They differ as soon as the value network has a
-# nonlinearity: then the sum over time cannot be taken first, so there is no state of constant size.
+# *other token*. For linear attention both forms give the same output. With a nonlinearity in the value network the sum
+# over time cannot be taken first, so there is no state of constant size.
 
 # %%
 fast = torch.einsum("bshe,bshd->bhed", v, k)  # one matrix per head, from the whole sequence
@@ -156,9 +156,8 @@ assert torch.allclose(ph.ops.linear_attention(q, k, v), read, atol=1e-4)
 # %% [markdown]
 # ## HYLA: value networks with a hidden layer
 #
-# If the code generates a network, this network need not be linear. HYLA makes two changes. First, the code is
-# normalised over the *heads* of a pair (to root mean square 1) instead of over keys, so that it is a direction.
-# Second, the value network has a nonlinearity between its two layers, and the same code mixes both layers. Side by
+# If the latent code generates a network, this network need not be linear. HYLA makes two changes. First, the code of
+# a pair is normalised over its *heads*, not over keys: its root mean square is 1, so that it is a direction. Second, the value network has a nonlinearity between its two layers, and the same code mixes both layers. Side by
 # side, for one pair:
 #
 # ```text
@@ -281,8 +280,8 @@ axes.set_axis_off()
 
 # %% [markdown]
 # The colours show the features; a solver does not see them. It sees 36 tokens in reading order and predicts each
-# symbol of the last panel. Two tokens of different columns may belong to the same feature or not, and the rule says
-# how they relate. The code of the pair can express this. [The results](results/hyla.md) compare HYLA, softmax and
+# symbol of the last panel. The latent code of two tokens can say whether they share a feature, and how the rule of the
+# feature relates them. [The results](results/hyla.md) compare HYLA, softmax and
 # linear heads.
 #
 # ## Train a model

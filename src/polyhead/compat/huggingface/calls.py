@@ -30,7 +30,7 @@ CHECKED = {
     *("biogpt", "deepseek_v3", "bert", "roberta", "distilbert", "electra", "modernbert", "albert", "t5", "bart"),
     *("marian", "pegasus", "vit", "dinov2", "deit"),
 }
-"""Model types that call the attention interface in every layer.  Add others after a comparison with eager attention."""
+"""Model types that call the attention interface in every layer.  After adding one, compare it with eager attention."""
 
 CALLED: ContextVar[dict[nn.Module, str]] = ContextVar("called")
 """What computes the attention of each module, for `verify`."""
@@ -41,7 +41,7 @@ def check_type(model: str, model_type: str, name: object) -> None:
     if str(name).startswith(PREFIX) and model_type.removeprefix(PREFIX) not in CHECKED:
         raise ValueError(
             f"polyhead: {model} must call its attention through transformers' AttentionInterface for {name!r}, which "
-            f"is not known of the type {model_type!r} (compare it with eager attention, then huggingface.CHECKED.add)"
+            f"is not known of the type {model_type!r} (huggingface.CHECKED.add, then compare with eager attention)"
         )
 
 

@@ -18,8 +18,8 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     >>> replace(model, [Softmax(2), Hyla(2)])
     2
 
-    Parameters are the same objects, so an optimiser still updates them.  Relational heads map their symbols by the rows
-    of values, which are no longer used: the joint matrix is copied without them.
+    Parameters are the same objects, so an optimiser still updates them; with relational heads the joint matrix is a new
+    one, without the rows of values that these heads do not use: those rows become the maps of their symbols.
 
     Raises ValueError, and replaces nothing, for heads of other widths or another number, add_bias_kv, add_zero_attn, a
     subclass (it may compute something else), a module with hooks or wrappers (PEFT, a parametrised output: they would
