@@ -5,7 +5,7 @@ import torch
 from refusals import refusing
 
 import polyhead as ph
-from polyhead.analysis import zero_heads
+from polyhead.analysis import query_codes, swap_codes, zero_heads
 from polyhead.analysis.probe import draws
 from polyhead.tasks import FuzzyLogic, Sraven
 from polyhead.tasks.base import Task
@@ -107,3 +107,10 @@ def test_mistakes() -> None:
         zero_heads(model, FUZZY, sequences=1)
     with refusing("FuzzyLogic: unknown split 'compositonal'; did you mean 'compositional'"):
         zero_heads(model, FUZZY, "compositonal")
+
+
+@pytest.mark.parametrize("function", [zero_heads, swap_codes, query_codes])
+def test_a_model_of_another_dtype_is_given_inputs_of_its_own(function) -> None:
+    model = model_of(FUZZY, ph.Hyla(3)).double()
+    arguments = {"sequences": 4} if function is not swap_codes else {"pairs": 4}
+    assert function(model, FUZZY, "compositional", **arguments)

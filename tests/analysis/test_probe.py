@@ -252,6 +252,30 @@ def test_sraven_is_probed_for_rule_and_value_in_both_views() -> None:
     assert (rows[6]["f1"], rows[6]["chance"], rows[6]["classes"]) == (result.f1, result.chance, result.classes)
 
 
+@dataclasses.dataclass(frozen=True)
+class Bits(ph.Task):
+    """The parity of bits: there are two query tokens, and the target depends on them."""
+
+    name, splits = "bits", ("train", "validation", "iid", "compositional")
+    ends, length = (ph.Tokens(2), ph.Logits(2)), 8
+
+    def sample(self, split: str, batch_size: int, generator: torch.Generator) -> ph.Batch:
+        bits = torch.randint(2, (batch_size, self.length), generator=generator)
+        return ph.Batch(bits, bits.cumsum(1) % 2, None, bits > -1, {"first": bits[:, 0]})
+
+    loss = metrics = None
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_two_query_tokens_vary_and_the_target_of_a_replaced_one_is_no_label(seed: int) -> None:
+    """Of seed 0 the first two draws are equal."""
+    task = Bits()
+    model = build(ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=ph.Hyla(2)))
+    rows = probe_model(model, task, sequences=60, queries=2, seed=seed)
+    labels = [(row["query"], row["target"]) for row in rows]
+    assert labels == [("varies", "first"), ("varies", "target value"), ("fixed", "first")]
+
+
 def test_clusters_follow_what_is_written_into_the_code_and_copies_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Codes made by hand of the target value in one layer and of the rule in the other; each sequence occurs often."""
     model = raven_model(ph.Linear(4))

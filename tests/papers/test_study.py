@@ -1,10 +1,13 @@
 """Cells of a study, and the selection of settings on validation."""
 
+import math
 from dataclasses import replace
 
 import pytest
 from some import some
 
+from polyhead.papers.study import Study
+from polyhead.scale.sweep import Failure
 from polyhead.tasks import FuzzyLogic
 
 
@@ -33,6 +36,18 @@ def test_a_setting_with_fewer_finished_seeds_is_not_selected(study_of):
     cells = replace(study, points=tuple(finished)).cells("model", task="fuzzy")
     assert {cell.setting.lr for cell in cells} == {1e-3}
     assert {len(cell.points) for cell in cells} == {2}
+
+
+def test_a_diverged_seed_leaves_its_cell_without_a_score(study_of):
+    """Six seeds of which one diverged are no test of the other five; a worker that was killed may still finish."""
+    study = study_of("fig-2c", by_rate(0.6, 0.2))
+    runs = [point.run for point in study.points]
+    for code in (2, -9):
+        failure = Failure("one", study.folder, code, "the loss is nan")
+        outcomes = [failure if point.run.seed == 1 else point.result for point in study.points]
+        again = Study.of(study.figure, study.paper, study.scale, study.folder, runs, outcomes)
+        cells = again.cells("model", "held out")
+        assert {math.isnan(cell.score("iid").mean) for cell in cells} == {code == 2}
 
 
 @pytest.mark.parametrize(("better", "low", "chosen"), [("lower", 0.2, 1e-3), ("higher", float("nan"), 3e-3)])

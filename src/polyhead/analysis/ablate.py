@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from polyhead.analysis.capture import for_model
 from polyhead.analysis.probe import draws
 from polyhead.layers.taps import looking
 from polyhead.models.transformer import Transformer
@@ -43,7 +44,9 @@ def zero_heads(
     """
     check_split(task, split)
     check_number("zero_heads", "sequences", sequences, 2)
-    batches = list(draws(task, split, sequences, seed=seed, purpose="zero", device=device))
+    batches = []
+    for batch in draws(task, split, sequences, seed=seed, purpose="zero", device=device):
+        batches.append(for_model(model, batch))
     amounts_of_batches = [amounts for amounts in map(task.amounts, batches) if amounts is not None]
     amounts = torch.cat(amounts_of_batches).cpu() if amounts_of_batches else None
     rows = []

@@ -5,6 +5,7 @@ made the output.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import SupportsIndex
 
 import numpy as np
@@ -60,7 +61,7 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
 
     Taps have q, k, v, bias, mask and output.  An encoder-decoder gives the layers of its encoder, then self- and
     cross-attention of each decoder layer, by name.  The modes (train or eval) of all modules are restored.  The batch
-    moves to the model's device.
+    takes the model's device and dtype.
 
     >>> taps = capture(model, task.batch("compositional", 64, seed=0, step=0))
     >>> codes(taps[-1], -1, -1)      # (b h): the last token attending to itself, last layer
@@ -72,12 +73,22 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
             f"capture: batch must be a Batch, as task.batch(...) gives, got {type(batch).__name__}; "
             "a tensor goes into the model itself, model(x, taps=[])"
         )
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     taps: list[Taps] = []
     with looking(model):
-        batch = batch.to(device)
+        batch = for_model(model, batch)
         model(batch.inputs, mask=batch.mask, taps=taps, **sources(batch))
     return taps
+
+
+def for_model(model: nn.Module, batch: Batch) -> Batch:
+    """The batch on the model's device, its inputs in the model's dtype if they are floats."""
+    parameter = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
+    batch = batch.to(parameter.device)
+    for name in ("inputs", "source"):
+        array = getattr(batch, name)
+        if array is not None and array.is_floating_point():
+            batch = replace(batch, **{name: array.to(parameter.dtype)})
+    return batch
 
 
 def codes(

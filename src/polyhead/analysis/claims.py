@@ -39,7 +39,7 @@ class Estimate:
     `runs`: the number of trained models, infinite for a number without training.  `sampling`: the part of the standard
     error from finite test sets; `error` includes it.  `test`: the name of the test set, if it is one for all seeds.
     Sampling errors on one test set are taken as common: they add up with their signs, so a difference has what is left
-    of both.  Sums and differences are paired by seed, since equal seeds share data and split, and seeds of one side are
+    of both.  Those on a part of a finite set for each seed are taken as independent, which only widens a difference.  Sums and differences are paired by seed, since equal seeds share data and split, and seeds of one side are
     left out.  If those are more than half of a side, they are by Welch-Satterthwaite, where the sampling errors of both
     sides count.
     """
@@ -80,15 +80,9 @@ class Estimate:
         variance_of_test_set = 0.0
         if finite or test:
             variance_of_test_set = sampling**2
-        # Welch-Satterthwaite: the error of the test set is known, so it has infinitely many degrees of freedom.
-        if variance_of_seeds > 0:
-            freedom = (count - 1) * (1 + variance_of_test_set / variance_of_seeds) ** 2
-        elif variance_of_test_set:
-            freedom = math.inf
-        else:
-            freedom = count - 1.0
+        # The error of a test set widens the interval; it is an estimate, too, and gives no degrees of freedom.
         error = math.sqrt(variance_of_seeds + variance_of_test_set)
-        return cls(mean, error, freedom, dict(values), float(count), sampling, finite, test)
+        return cls(mean, error, count - 1.0, dict(values), float(count), sampling, finite, test)
 
     def __neg__(self) -> "Estimate":
         return self.scaled(-1.0)
@@ -346,7 +340,8 @@ def no_difference(claim: str, parts: Mapping[str, Estimate], within: float = WIT
     """Return the claim that all of `parts` are 0, judged alone; less than `within` counts as 0."""
     tested = []
     for name, estimate in parts.items():
-        tested.append(Part(name, estimate, within=within, is_equivalence=True))
+        # Either direction refutes the claim, so the numbers choose it.
+        tested.append(Part(name, estimate, within=within, is_equivalence=True, sides=2))
     return judge([Verdict(claim, tuple(tested), family)])[0]
 
 

@@ -195,6 +195,7 @@ def probe_model(
         query "alone"    the query: all sequences have the same context inputs, as in the paper (fuzzy logic)
         query "fixed"    the context: all sequences share one query token; scores are means over `queries` such probes
 
+    With a fixed query, the target of the last token is no label; other labels must not depend on that token.
     A linear probe finds more at one query than across all.  A task with a single query token (the zeros of SRAVEN) has
     one probe, called "fixed".  `pairs`: the name of a view, see `analysis.views`.  The terms of fuzzy logic are sorted,
     so their priors and possible classes differ: compare each with its own chance level, not with each other.
@@ -212,7 +213,11 @@ def probe_model(
     for view, (drawn, _) in views(task).items():
         (batch,) = draws(drawn, "iid", max(queries, 2), seed=seed, purpose="queries", device=device)
         tokens = batch.inputs[:, -1]
-        has_one_query = bool((tokens == tokens[0]).all())
+        (many,) = draws(drawn, "iid", 512, seed=seed, purpose="queries", device=device)
+        distinct_tokens = many.inputs[:, -1].unique(dim=0)
+        has_one_query = len(distinct_tokens) == 1
+        if not tokens.is_floating_point():  # a vocabulary: a few draws may be equal
+            tokens = distinct_tokens
         one_context = with_field(drawn, "inputs", "fixed_context")
         # What varies between sequences, the task to draw from, and the queries that replace the last token.
         kinds: list[tuple[str, Task, Sequence[Tensor | None]]]
@@ -248,6 +253,8 @@ def _probe_query(
         model, task, "compositional", sequences, pairs=pairs, seed=seed, query=query, device=device
     )
     fit_labels, held_out_labels = targets(fit_batch), targets(held_out_batch)
+    if query is not None:
+        fit_labels.pop("target value", None)  # that of the token which the query replaced
     rows: list[Row] = []
     for layer, (fit_codes, held_out_codes) in enumerate(zip(fit, held_out, strict=True)):
         x = np.concatenate([fit_codes, held_out_codes])

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from polyhead.analysis.capture import capture, within
+from polyhead.analysis.capture import capture, for_model, within
 from polyhead.layers.block import TransformerBlock
 from polyhead.layers.heads.functions import Code, coder, compiled, is_own
 from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
@@ -97,10 +97,10 @@ def controls(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict
     other = []
     for code in donor:
         num_heads = code.shape[1]
-        order = torch.randperm(num_heads, generator=generator, device=code.device)
-        while num_heads > 1 and torch.equal(order, torch.arange(num_heads, device=code.device)):
-            order = torch.randperm(num_heads, generator=generator, device=code.device)
-        permuted.append(code[:, order])
+        order = identity = torch.arange(num_heads, device=generator.device)
+        while num_heads > 1 and torch.equal(order, identity):
+            order = torch.randperm(num_heads, generator=generator, device=generator.device)
+        permuted.append(code[:, order.to(code.device)])
         other.append(code.roll(1, 0))  # that of the previous pair, whose inputs differ
     zero = list(map(torch.zeros_like, recipient))
     return {"own": recipient, "donor": donor, "other": other, "permuted": permuted, "zero": zero}
@@ -133,7 +133,7 @@ def _rows(
     with looking(model):
         for step, size in enumerate(batch_sizes(pairs)):
             generator = torch.Generator(device).manual_seed(stream(seed, f"{task.name}/{split}/swap", step))
-            recipients, donors = task.contrasts(split, size, generator)
+            recipients, donors = (for_model(model, batch) for batch in task.contrasts(split, size, generator))
             recipient_codes = codes_of(model, layer, recipients)
             donor_codes = codes_of(model, layer, donors)
             for name, codes in make_codes(recipient_codes, donor_codes, generator).items():

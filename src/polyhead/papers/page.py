@@ -120,6 +120,7 @@ def readme(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcom
     if outcome.rows:
         lines += ["## Numbers", "", *markdown_table(outcome.head, outcome.rows), ""]
     lines += map("- {}".format, outcome.notes)
+    lines += [f"- Failed and left out: {failure['name']} ({failure['error']})." for failure in about["failures"]]
     if outcome.verdicts:
         root = "https://github.com/polyhead/polyhead/blob/main/docs/"
         if "docs" in folder.parts:

@@ -133,6 +133,7 @@ def described(title: str, study: Study, outcome: FigureOutcome, seeds: int | Non
         "training_seconds": round(sum(point.result.seconds for point in study.points), 1),
         **outcome_as_json(outcome),
         "failures": [{"name": failure.name, "error": failure.error} for failure in study.failures],
+        "diverged": [run.name for run in study.diverged],
         "runs": [run_as_json(study, point) for point in study.points],
     }
 
@@ -234,8 +235,11 @@ def study_from(about: About, path: pathlib.Path) -> Study:
     known = FIGURES[about["figure"]]
     row_by_digest = {row["digest"]: row for row in about["runs"]}
     points = []
+    diverged = []
     for run in runs_of(known, about["scale"], about.get("seeds")):
         run = replace(run, device="cpu")
+        if run.name in about.get("diverged", ()):
+            diverged.append(run)
         row = row_by_digest.get(digest(run))
         if row is not None:
             points.append(finished_run(run, row, about, path))
@@ -244,7 +248,7 @@ def study_from(about: About, path: pathlib.Path) -> Study:
         count = len(row_by_digest)
         others = f"{count - len(points)} of its {count} runs are not of this version's recipe"
         raise ValueError(f"reproduce: {path}: {others}; train them again")
-    return Study(about["figure"], known.paper, about["scale"], path.parent, tuple(points))
+    return Study(about["figure"], known.paper, about["scale"], path.parent, tuple(points), diverged=tuple(diverged))
 
 
 def finished_run(run: Run, row: About, about: About, path: pathlib.Path) -> FinishedRun:

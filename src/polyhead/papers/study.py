@@ -8,7 +8,7 @@ import json
 import math
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from polyhead.analysis.claims import Estimate
@@ -18,6 +18,7 @@ from polyhead.scale.sweep import Failure
 from polyhead.spec.optional import optional
 from polyhead.tasks.record import RECORD
 from polyhead.train import Result
+from polyhead.train.stop import MISTAKE
 from polyhead.train.store.folder import RESULT, read_metrics
 
 if TYPE_CHECKING:
@@ -107,8 +108,7 @@ class FinishedRun:
 
     @property
     def setting(self) -> Setting:
-        train = self.run.train
-        return Setting(train.lr, train.weight_decay, train.warmup)
+        return setting_of(self.run)
 
     def score(self, split: str, metric: str | None = None) -> float:
         name = metric or self.run.task.metric
@@ -157,14 +157,22 @@ class FinishedRun:
             return None
 
 
+def setting_of(run: Run) -> Setting:
+    return Setting(run.train.lr, run.train.weight_decay, run.train.warmup)
+
+
 @dataclass(frozen=True)
 class Cell:
-    """The runs of the selected setting, one per seed, and the number of searched settings."""
+    """The runs of the selected setting, one per seed, and the number of searched settings.
+
+    `diverged`: seeds of this setting that diverged.  Their scores are NaN, so no claim is judged by the other seeds.
+    """
 
     setting: Setting
     points: tuple[FinishedRun, ...]
     tried: int
     validation: Estimate
+    diverged: tuple[int, ...] = ()
 
     def score(self, split: str, metric: str | None = None) -> Estimate:
         """The score over seeds, with the error from finite test sets: that of one set does not fall with more seeds.
@@ -178,7 +186,7 @@ class Cell:
                 losses[point.run.seed] = course[max(course)]
             return Estimate.of(losses)
         errors = []
-        values = {}
+        values = dict.fromkeys(self.diverged, math.nan)
         tasks = set()
         for point in self.points:
             errors.append(point.sampling(split, metric))
@@ -202,7 +210,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Study:
-    """The finished and the failed runs of a figure."""
+    """The finished and the failed runs of a figure; `diverged`: those of the failed ones that diverged."""
 
     figure: str
     paper: Paper
@@ -210,6 +218,7 @@ class Study:
     folder: pathlib.Path
     points: tuple[FinishedRun, ...]
     failures: tuple[Failure, ...] = ()
+    diverged: tuple[Run, ...] = ()
 
     @classmethod
     def of(
@@ -224,12 +233,15 @@ class Study:
         """The study from a sweep's outcomes, in the order of `runs`."""
         points = []
         failures = []
+        diverged = []
         for run, outcome in zip(runs, outcomes, strict=True):
             if isinstance(outcome, Result):
                 points.append(FinishedRun(run, outcome))
-            else:
-                failures.append(outcome)
-        return cls(figure, paper, scale, folder, tuple(points), tuple(failures))
+                continue
+            failures.append(outcome)
+            if outcome.code == MISTAKE:  # the configuration of a figure is no mistake
+                diverged.append(run)
+        return cls(figure, paper, scale, folder, tuple(points), tuple(failures), tuple(diverged))
 
     def split_name(self, split: str) -> str:
         """The name of a split, from the task of the first run."""
@@ -253,10 +265,18 @@ class Study:
         with optional("reproduce", "polyhead[report]"):
             import pandas
         runs = self.searched(*axes, task=task)
+        diverged: dict[tuple[Any, ...], list[int]] = {}
+        for run in self.diverged:
+            condition = tuple(map(self.paper.coordinates(run).get, axes))
+            diverged.setdefault((*condition, setting_of(run)), []).append(run.seed)
+        cells = []
+        for condition, by_setting in runs.items():
+            cell = select(by_setting)
+            cells.append(replace(cell, diverged=tuple(diverged.get((*condition, cell.setting), ()))))
         index = pandas.MultiIndex.from_tuples(runs, names=axes)
         if len(axes) == 1:
             index = index.get_level_values(0)
-        return pandas.Series(list(map(select, runs.values())), index=index, dtype=object)
+        return pandas.Series(cells, index=index, dtype=object)
 
 
 def select(by_setting: Mapping[Setting, Sequence[FinishedRun]]) -> Cell:

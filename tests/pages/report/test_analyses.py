@@ -62,8 +62,8 @@ def test_swapped_codes_have_the_test_of_the_protocol(tmp_path):
     folders = [trained(tmp_path, TASK, "hyla", (ph.Hyla(4),), seed) for seed in range(5)]
     page = written(folders, tmp_path / "r.html")
     donor, other = [], []
-    for folder in folders:
-        rows = {row["code"]: row for row in swap_codes(load_model(folder)[1], TASK, pairs=20)}
+    for seed, folder in enumerate(folders):
+        rows = {row["code"]: row for row in swap_codes(load_model(folder)[1], TASK, pairs=20, seed=seed)}
         donor.append(rows["donor"]["donor"])
         other.append(rows["other"]["donor"])
     assert page.cells("the donor's") == [over_seeds(donor)]

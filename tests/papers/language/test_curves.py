@@ -41,7 +41,7 @@ def planted(run, folder, end, text="a"):
         return {"bits_per_byte": bits, "loss": bits * math.log(2), "perplexity": 2**bits}
 
     course = {step: scores(step) for step in range(1, run.train.steps + 1)}
-    last = {**scores(run.train.steps), "accuracy": 0.5, "bits_per_byte_se": 0.01, "sequences": 101}
+    last = {**scores(run.train.steps), "accuracy": 0.5, "bits_per_byte_se": 0.001, "sequences": 101}
     return finished(run, folder, dict.fromkeys(run.train.evaluate, last), {"validation": course}, text=text)
 
 
@@ -112,7 +112,7 @@ def test_texts_that_differ_are_not_compared(figure, drawn):
 def test_a_single_run_has_the_error_of_its_sequences(study_of):
     study = study_of("lm-bytes", lambda run: 1.8, seeds=(0,))
     end = kinds.ending(study.cells("model")["softmax"])
-    assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.01, 100.0)
+    assert (end.mean, end.error, end.freedom) == (pytest.approx(1.8), 0.001, 100.0)
     outcome = FIGURES["lm-bytes"].draw(study)
     assert {verdict.outcome for verdict in outcome.verdicts} == {UNDECIDED}
     assert outcome.pictures[0].caption.endswith("in the course of training; one seed.")
@@ -123,13 +123,13 @@ def test_all_seeds_and_models_are_scored_on_one_text(study_of, monkeypatch):
     monkeypatch.delattr(Text, "count")
     cells = study_of("fig-6", lambda run: 2.0 + 0.1 * run.seed * (LANGUAGE.row_of(run) == "hyla")).cells("model")
     softmax, hyla = (cells[name].score("iid") for name in ("softmax", "hyla"))
-    assert (softmax.mean, softmax.error) == (2.0, pytest.approx(0.01))  # not 0.01 / sqrt(2)
-    assert [estimate.error for estimate in (hyla, constant(2.2) - hyla)] == pytest.approx([math.hypot(0.05, 0.01)] * 2)
+    assert (softmax.mean, softmax.error) == (2.0, pytest.approx(0.001))  # not 0.001 / sqrt(2)
+    assert [estimate.error for estimate in (hyla, constant(2.2) - hyla)] == pytest.approx([math.hypot(0.05, 0.001)] * 2)
     difference = hyla - softmax
     assert (difference.error, difference.freedom) == (pytest.approx(0.05), 1.0)
     wider = Estimate.of(hyla.values, 0.03, finite=True, test=hyla.test) - softmax
-    assert wider.error == pytest.approx(math.hypot(0.05, 0.02))
-    assert (hyla - cells["softmax"].score("validation")).error == pytest.approx(math.hypot(0.05, 0.01, 0.01))
+    assert wider.error == pytest.approx(math.hypot(0.05, 0.029))
+    assert (hyla - cells["softmax"].score("validation")).error == pytest.approx(math.hypot(0.05, 0.001, 0.001))
 
 
 def test_tokens_to_a_perplexity(drawn, monkeypatch):

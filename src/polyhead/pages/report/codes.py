@@ -87,7 +87,7 @@ def _analyse_run(entry: Entry, group: SeedGroup) -> Analysis:
         raise ValueError("its batches have no labels: integer latents, or an integer target")
     zeroed = zero_heads(model, run.task, sequences=ZEROED, seed=run.seed)
     try:
-        swaps = swap_codes(model, run.task, pairs=PAIRS)
+        swaps = swap_codes(model, run.task, pairs=PAIRS, seed=run.seed)
     except ValueError:  # the task has no such pairs, or the heads no code that sets their output
         swaps = []
     return Analysis(entry, group, probes, zeroed, swaps, code_maps(model, run.task, seed=run.seed))

@@ -185,7 +185,7 @@ def results_section(results: Results, draft: Draft) -> Section:
     section.note = (
         f"± is the standard error over networks; of a single network or a baseline, over test {task.items}. "
         "A test takes a baseline as exact; that of several divisions is a mean over them. "
-        "A network without a finite score leaves its comparisons undecided. "
+        "A finished network without a finite score leaves its comparisons undecided; an unfinished one is not counted. "
         f"{OPEN_TEST}"
     )
     return section

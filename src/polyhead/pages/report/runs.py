@@ -288,12 +288,13 @@ def in_order(splits: Iterable[str]) -> list[str]:
 
 
 def baselines(seed_groups: Sequence[SeedGroup], splits: Sequence[str], sequences: int) -> dict[str, dict[str, Score]]:
-    """Baselines and ceiling of the task by name and split, averaged over the runs' seeds of the split.
+    """Baselines and ceiling of the task by name and split, averaged over the divisions of the finished runs.
 
     Empty for a task without any.  Each split has sequences of its own, so that their errors are independent.
     """
-    entries = itertools.chain.from_iterable(group.entries for group in seed_groups)
-    tasks = list(dict.fromkeys(entry.run.task for entry in entries))
+    entries = list(itertools.chain.from_iterable(group.entries for group in seed_groups))
+    finished = [entry for entry in entries if entry.result is not None]
+    tasks = list(dict.fromkeys(entry.run.task for entry in finished or entries))
     table: dict[str, dict[str, Score]] = {}
     for split in splits:
         scores: dict[str, list[Score]] = {}

@@ -152,7 +152,7 @@ def draw(study: Study) -> FigureOutcome:
         curves: Curves = {}
         for (_, model), cell in of_width.items():
             for x, losses in course(cell, "loss").items():
-                curves.setdefault(label(model), {})[x] = list(map(math.exp, losses))
+                curves.setdefault(label(model), {})[x] = [math.exp(min(loss, 700.0)) for loss in losses]
             for level in LEVELS[study.scale]:
                 tokens = tokens_to(cell, level)
                 if tokens is not None:
