@@ -157,8 +157,9 @@ assert torch.allclose(ph.ops.linear_attention(q, k, v), read, atol=1e-4)
 # ## HYLA: value networks with a hidden layer
 #
 # If the latent code generates a network, this network need not be linear. HYLA makes two changes. First, the code of
-# a pair is normalised over its *heads*, not over keys: its root mean square is 1, so that it is a direction. Second, the value network has a nonlinearity between its two layers, and the same code mixes both layers. Side by
-# side, for one pair:
+# a pair is normalised over its *heads*, not over keys: its root mean square is 1, so that it is a direction. Second,
+# the value network has a nonlinearity between its two layers, and the same code mixes both layers. Side by side, for
+# one pair:
 #
 # ```text
 #     softmax attention                              HYLA

@@ -39,9 +39,10 @@ class Estimate:
     `runs`: the number of trained models, infinite for a number without training.  `sampling`: the part of the standard
     error from finite test sets; `error` includes it.  `test`: the name of the test set, if it is one for all seeds.
     Sampling errors on one test set are taken as common: they add up with their signs, so a difference has what is left
-    of both.  Those on a part of a finite set for each seed are taken as independent, which only widens a difference.  Sums and differences are paired by seed, since equal seeds share data and split, and seeds of one side are
-    left out.  If those are more than half of a side, they are by Welch-Satterthwaite, where the sampling errors of both
-    sides count.
+    of both.  Those on a part of a finite set for each seed are taken as independent, which only widens a difference.
+    Sums and differences are paired by seed, since equal seeds share data and split, and seeds of one side are left out.
+    If those are more than half of a side, they are by Welch-Satterthwaite, where the sampling errors of both sides
+    count.
     """
 
     mean: float
