@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import subprocess
 import sys
 
 import forked
@@ -85,3 +86,18 @@ def test_two_devices_do_not_need_the_name_of_this_machine(tiny, tmp_path, monkey
     monkeypatch.setattr(socket, "gethostname", lambda: pytest.fail("the machine's name was looked up"))
     launch.train(tiny(tmp_path / "run", steps=2), 2, progress=False)
     assert [row["step"] for row in rows(tmp_path / "run", "train")] == [1, 2]
+
+
+def test_different_runs_of_one_step_of_slurm_are_refused(tiny, tmp_path):
+    """`srun -n 2 bash -c "polyhead train ... --seed $SLURM_PROCID"` would average the gradients of two runs."""
+    port, processes = str(launch.free_port()), []
+    for rank in (0, 1):
+        (tmp_path / str(rank)).mkdir()
+        ph.config.save(tiny(None, seed=rank), tmp_path / str(rank) / "config.json")
+        command = [sys.executable, "-m", "polyhead.train", str(tmp_path / str(rank)), "--quiet"]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        processes.append(forked.Process(command, env=environment(rank, MASTER_PORT=port), **pipes))
+    output = "".join(process.communicate()[0] for process in processes)
+    assert [process.returncode for process in processes] == [2, 2]
+    assert output.count("the 2 processes of one run have different runs; start each run by a step of its own") == 1
+    assert not list(tmp_path.rglob("checkpoint*"))

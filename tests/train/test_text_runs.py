@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from run_folders import losses, rows
+from run_folders import copied, losses, rows
 from safetensors.torch import load_file
 from texts import write_documents
 from tiny_runs import tiny
 from torch import nn
 
 import polyhead as ph
+from polyhead.cli import main
 from polyhead.models.inputs_outputs import LazyLogits
 from polyhead.tasks import Text
 from polyhead.train import network, run
@@ -64,6 +65,16 @@ def lazy(monkeypatch):
 
 
 # ----------------------------------------------------------------------------------------------------- rows and folders
+def test_scores_on_another_text_than_that_of_the_training_come_with_a_line(uninterrupted, tmp_path, capsys):
+    copied(uninterrupted, tmp_path)
+    record = tmp_path / "data.json"
+    record.write_text(record.read_text().replace('"fingerprint": "', '"fingerprint": "0'))
+    assert main(["eval", str(tmp_path), "--splits", "iid", "--device", "cpu"]) == 0
+    assert "was begun with another text of" in capsys.readouterr().err
+    record.write_text(record.read_text().replace('"digest": "bytes"', '"digest": "other"'))
+    assert main(["eval", str(tmp_path), "--device", "cpu"]) == 2
+
+
 def test_rows_and_scores_of_a_text_run(text, uninterrupted):
     assert losses(uninterrupted)[-1] < losses(uninterrupted)[0]
     row = [row for row in read_metrics(uninterrupted) if row["kind"] == "train"][-1]

@@ -1,7 +1,7 @@
 """The commands eval, probe, report and explore: for runs that exist."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -9,6 +9,9 @@ from polyhead.cli.options import Device, RunFolder, RunFolders
 from polyhead.cli.output import emit, write, write_table
 from polyhead.cli.train import write_scores
 from polyhead.spec.shapes import check_number
+
+if TYPE_CHECKING:
+    from polyhead.config import Run
 
 Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 
@@ -43,6 +46,7 @@ def evaluate(
 
     device_of_run = pick_device(device)
     config, model = train.load_model(run, device_of_run, checkpoint)
+    compare_data(config, run)
     settings = config.train
     if batches is None:
         batches = settings.eval_batches
@@ -70,6 +74,21 @@ def evaluate(
     return 0
 
 
+def compare_data(config: "Run", run: Path) -> None:
+    """Print a line if the data are not those of the training.  Raises ValueError for another tokenizer."""
+    from polyhead.tasks.record import RECORD, OtherData
+    from polyhead.train.messages import print_notice
+    from polyhead.train.store.folder import place
+
+    folder = place(run)
+    if not (folder / RECORD).exists():
+        return
+    try:
+        config.task.keep(folder)
+    except OtherData as error:
+        print_notice(f"polyhead: {error}; the scores are on the present data")
+
+
 def probe(run: RunFolder, sequences: int = 4096, seed: int = 0, device: Device = "auto") -> int:
     """Predict the parts of a task from the latent code of each layer by linear probes, on unseen tasks.
 
@@ -85,6 +104,7 @@ def probe(run: RunFolder, sequences: int = 4096, seed: int = 0, device: Device =
 
     device_of_run = pick_device(device)
     config, model = train.load_model(run, device_of_run)
+    compare_data(config, run)
     with train.fast_products(config.fast_products and device_of_run.type == "cpu"):
         rows = analysis.probe_model(model, config.task, sequences=sequences, seed=seed, device=device_of_run)
     # Layers count from 0 in Python but from 1 for readers.

@@ -12,6 +12,10 @@ from torch import Tensor
 RECORD = "data.json"
 
 
+class OtherData(ValueError):
+    """The run was begun with other data, whose tokens mean the same."""
+
+
 def fingerprint(parts: Iterable[Tensor]) -> str:
     """A hash of the values, dtypes and shapes of tensors, in their order."""
     total = hashlib.blake2b(digest_size=16)
@@ -27,18 +31,21 @@ def keep(
 ) -> None:
     """Write the name `data`, its fingerprint and of a text its "tokenizer" and "splits" to `folder`/data.json.
 
-    Raises ValueError if the file says that the run in the folder was begun with other data or another tokenizer.
+    If the file says that the run in the folder was begun with other data, raises OtherData; with another tokenizer,
+    ValueError.  A file with the same entries is left alone.
     """
-    entries: dict[tuple[str, ...], tuple[str, str]] = {("fingerprint",): ("other data", data_digest)}
+    kinds: list[tuple[type[ValueError], str, tuple[str, ...], str]] = []
     if text:
-        entries = {
-            ("fingerprint",): ("another text", data_digest),
-            ("tokenizer", "digest"): ("another tokenizer", text["tokenizer"]["digest"]),
-        }
-    for keys, (difference, now) in entries.items():
+        tokenizer_digest = text["tokenizer"]["digest"]
+        kinds.append((ValueError, "another tokenizer", ("tokenizer", "digest"), tokenizer_digest))
+    kinds.append((OtherData, "another text" if text else "other data", ("fingerprint",), data_digest))
+    before = None
+    for error, difference, keys, now in kinds:
         before = recorded(caller, folder, *keys)
         if before not in (None, now):
-            raise ValueError(f"{caller}: {folder} was begun with {difference} of {data} ({before}, not {now})")
+            raise error(f"{caller}: {folder} was begun with {difference} of {data} ({before}, not {now})")
+    if before is not None:
+        return
     content = {"data": data, "fingerprint": data_digest, **(text or {})}
     write(pathlib.Path(folder, RECORD), json.dumps(content, indent=2).encode() + b"\n")
 

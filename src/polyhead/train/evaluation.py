@@ -95,7 +95,7 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
         for name, value in metrics(task, outputs, rows_here).items()
     }
     if not counted:
-        return torch.zeros((), dtype=torch.double), scores
+        return torch.zeros((), dtype=torch.double, device=rows_here.inputs.device), scores
     # Each share is weighted by its scored positions, so the sum over processes is the mean over the part.
     return task.loss(outputs, rows_here).double() * (rows_here.scored.sum() / part.scored.sum().clamp(min=1)), scores
 

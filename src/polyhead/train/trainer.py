@@ -2,16 +2,18 @@
 
 import contextlib
 import functools
+import json
 import math
 import pathlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from shlex import quote
 from typing import Any
 
 import torch
 
-from polyhead.config import Run, check_run, digest
+from polyhead.config import Run, check_run, digest, to_dict
 from polyhead.models.build import build
 from polyhead.train import optimiser
 from polyhead.train.checks import check, check_read_back, read_all
@@ -70,6 +72,9 @@ def run(
     check_run("train.run", config)
     world, folder = World.here(config.device), folder_of(config)
     with safe_error_stream(), world.joined(), contextlib.ExitStack() as stack:
+        values = json.dumps(to_dict(replace(config, folder=None, device="auto", threads=None)), sort_keys=True)
+        problem = f"the {world.size} processes of one run have different runs; start each run by a step of its own"
+        world.agree(values, f"train: {problem}")
         check(config, world.size)
         if world.on_rank_zero(lambda: begin(config, folder, stack, resume, again)):
             result = read_result(folder)
@@ -164,6 +169,8 @@ class Training:
     def _load(self) -> float:
         """Make the network and load the last undamaged checkpoint; return its seconds of training."""
         paths = checkpoints(self.folder)
+        names = " ".join(path.name for path in paths)
+        self.world.agree(names, f"train: all processes must see the checkpoints of {self.folder}, some see others")
         for path in [*paths, None]:
             # Anew for each attempt, because a part of a damaged checkpoint may have been loaded.
             self.network = Network(self.config, self.device, self.world)

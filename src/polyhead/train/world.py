@@ -6,6 +6,7 @@ and parameters use NCCL between GPUs.  A single process has no process group, an
 
 import contextlib
 import datetime
+import hashlib
 import os
 import pathlib
 import re
@@ -108,6 +109,13 @@ class World:
         if self.size > 1:
             dist.all_reduce(values)
         return values
+
+    def agree(self, value: str, problem: str) -> None:
+        """Raise ValueError, in all processes, unless `value` is the same in all of them."""
+        number = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=6).digest(), "big")
+        of_first = int(self.sum(torch.tensor([number * self.first])))
+        if self.sum(torch.tensor([int(number != of_first)])):
+            raise ValueError(problem)
 
     def totals(self, values: Sequence[Tensor]) -> list[Tensor]:
         """Each number summed over all processes."""

@@ -87,6 +87,13 @@ def test_a_signal_stops_the_workers_and_says_how_to_resume(runs, tmp_path, monke
     assert engine.is_closed
 
 
+def test_a_signal_before_again_has_deleted_anything_does_not_say_that_again_is_over(runs, tmp_path):
+    engine = Fake()
+    engine.open = lambda *arguments: signal.raise_signal(signal.SIGINT)
+    with pytest.raises(Interrupted, match=r"0 of 3 runs are done, the same command resumes$"):
+        sweep(runs, tmp_path, engine=engine, again=True, progress=False)
+
+
 def test_the_lines_of_a_sweep(runs, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr(screen, "QUIET_SECONDS", -1.0)
     sweep(runs[:2], tmp_path, engine=Fake({1: 2}))

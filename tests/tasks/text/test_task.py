@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from polyhead import config
 from polyhead.tasks import Text
+from polyhead.tasks.record import OtherData
 from polyhead.train import evaluate
 
 
@@ -153,7 +154,7 @@ def test_a_tokenizer_that_loses_text_is_told_and_compressors_pay_for_what_it_los
     task = task_of(folder, tokenizer=str(folder / "digits.json"))
     baselines = task.baselines("iid", sequences=10**6)
     printed = capsys.readouterr().err
-    assert printed.count("digits.json does not give") == 1
+    assert printed.count("digits.json' does not give") == 1
     assert "bits per byte may be too low" in printed
     text = task.codec().decode(row(task, "iid")[1:].tolist()).encode()
     size = task._corpus.manifest["splits"]["iid"]["bytes"]
@@ -172,7 +173,7 @@ def test_a_run_keeps_its_tokenizer_and_what_its_text_was(folder, tmp_path):
     assert data["tokenizer"]["digest"] == "bytes"
     assert data["splits"]["train"]["tokens"] == len(row(task, "train"))
     assert not (tmp_path / "tokenizer.json").exists()
-    with pytest.raises(ValueError, match=r"was begun with another text of .*one\.txt \(\w+, not \w+\)"):
+    with pytest.raises(OtherData, match=r"was begun with another text of .*one\.txt \(\w+, not \w+\)"):
         task_of(folder, held_out=0.1).keep(tmp_path)
     with pytest.raises(ValueError, match=r"was begun with another tokenizer of .*one\.txt \(bytes, not \w+\)"):
         task_of(folder, tokenizer="bpe:300").keep(tmp_path)

@@ -47,6 +47,13 @@ def test_the_last_ones_are_kept(tiny, tmp_path):
         load_model(tmp_path, which=3)
 
 
+def test_a_later_checkpoint_that_was_damaged_takes_no_place(tiny, tmp_path):
+    """With `keep=1` it would be kept in place of each new one."""
+    (tmp_path / "checkpoint-00000900.sharded").mkdir()
+    run(tiny(tmp_path, save_every=2, keep=1), progress=False, resume=True)
+    assert steps(tmp_path) == [12]
+
+
 def test_an_undamaged_checkpoint_exists_at_any_moment(tiny, tmp_path, monkeypatch):
     """Looked at before every rename and removal once there is one."""
     config = tiny(tmp_path, save_every=2, eval_every=4)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from unittest import mock
 
 import pytest
 from refusals import refusing
@@ -12,6 +13,7 @@ from tiny_runs import interrupted, tiny
 import polyhead as ph
 from polyhead.train import read_config, read_result, run
 from polyhead.train.network import Network
+from polyhead.train.store import folder
 from polyhead.train.store.files import write
 from polyhead.train.store.folder import FolderInUse, claim, is_claimed
 
@@ -81,6 +83,17 @@ def test_the_config_of_another_program_is_left_alone(tmp_path):
     with refusing("config.json is not that of a run; choose another folder"):
         run(tiny(tmp_path), progress=False)
     assert (tmp_path / "config.json").read_text() == '{"model_type": "gpt2"}'
+
+
+def test_training_that_was_half_deleted_keeps_the_record_of_its_data(tmp_path, stopped_run, monkeypatch):
+    """Else what is left could go on with other data."""
+    copied(stopped_run, tmp_path)
+    (tmp_path / "data.json").write_text("{}")
+    monkeypatch.setattr(folder, "checkpoints", lambda path: [path / "none" / "checkpoint-1.safetensors"])
+    monkeypatch.setattr(folder, "delete", mock.Mock(side_effect=[None, OSError("busy")]))
+    with pytest.raises(OSError, match="busy"):
+        folder.clear(tmp_path)
+    assert (tmp_path / "data.json").exists()
 
 
 def test_nothing_is_written_through_a_link_of_a_stranger(tmp_path, stopped_run):

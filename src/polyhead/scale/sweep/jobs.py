@@ -58,6 +58,7 @@ def sweep(
         stack.callback(engine.close)
         stack.enter_context(handed_on(runs, "sweep"))
         stack.enter_context(signals_to(interrupt))
+        is_cleared = False
         try:
             # An engine that is not needed is not opened: finished runs need no cluster.
             at_a_time = 1
@@ -65,11 +66,12 @@ def sweep(
                 at_a_time = engine.open(unfinished, pathlib.Path(folder), workers)
             if again:
                 clear_all(runs, folders)
+                is_cleared = True
             train_all(jobs, engine, at_a_time, SweepScreen(jobs, enabled=progress))
         except KeyboardInterrupt as error:
             stopped = engine.stop()
             num_done = [job.state for job in jobs].count(State.DONE)
-            way_on = "the same command without --again" if again else "the same command"
+            way_on = "the same command without --again" if is_cleared else "the same command"
             text = f"{stopped}; {num_done} of {len(jobs)} runs are done, {way_on} resumes"
             raise Interrupted(text, getattr(error, "code", INTERRUPTED)) from None
     return [job.outcome for job in jobs if job.outcome is not None]

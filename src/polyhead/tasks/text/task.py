@@ -224,5 +224,6 @@ class Text(Task):
         tokenizer = {"name": self.tokenizer, "digest": corpus.codec.digest, "count": corpus.codec.count}
         text = {"tokenizer": tokenizer, "splits": corpus.manifest["splits"]}
         record.keep("Text", folder, self.data, self.fingerprint(), text)
-        if isinstance(corpus.codec, Subwords):
-            record.write(pathlib.Path(folder) / text_tokens.FILE, corpus.codec.text.encode())
+        path = pathlib.Path(folder) / text_tokens.FILE
+        if isinstance(corpus.codec, Subwords) and not path.exists():
+            record.write(path, corpus.codec.text.encode())

@@ -92,7 +92,14 @@ def _replacing(folder: pathlib.Path, step: int, num_kept: int) -> Iterator[None]
         if newest < step:
             os.replace(folder / CHECKPOINT, folder / f"{EARLIER.format(newest)}.safetensors")
     yield
-    for path in checkpoints(folder)[num_kept:]:
+    # A later step is that of a damaged checkpoint, before which the run has resumed.
+    paths = []
+    for path in checkpoints(folder):
+        if path.name == CHECKPOINT or int(path.stem.removeprefix("checkpoint-")) <= step:
+            paths.append(path)
+        else:
+            delete(path)
+    for path in paths[num_kept:]:
         delete(path)
 
 

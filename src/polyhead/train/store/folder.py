@@ -199,10 +199,13 @@ def checkpoints(folder: pathlib.Path) -> list[pathlib.Path]:
 
 def clear(folder: pathlib.Path) -> None:
     """Delete everything that training wrote in `folder`."""
-    for name in (FAILURE, RESULT, METRICS, *DATA):
-        delete(folder / name)
+    # The result first, or the run would count as finished; the record of the data last, or checkpoints that are left
+    # could go on with other data.
+    delete(folder / RESULT)
     for path in checkpoints(folder):
         delete(path)
+    for name in (FAILURE, METRICS, *DATA):
+        delete(folder / name)
 
 
 # ------------------------------------------------------------------------------------------------------------- metrics

@@ -15,6 +15,7 @@ from polyhead.config import Run
 from polyhead.scale.sweep.engines import Engine, ExitCode, Resources, code_of, train_in_child
 from polyhead.spec.optional import optional
 from polyhead.spec.shapes import check_number
+from polyhead.train.stop import signals_to
 
 
 class Slurm(Engine):
@@ -55,11 +56,16 @@ class Slurm(Engine):
         return workers or len(runs)
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
-        try:
-            jobs = self.executor.map_array(WorkerTask(self.cpus), [str(path.absolute()) for path in folders])
-        except Exception as error:  # submitit has no error class for a refusal by sbatch
-            raise ValueError(f"sweep: sbatch refused the jobs ({str(error).strip().splitlines()[-1]})") from None
-        self.jobs += jobs
+        # A signal waits until the jobs are known, as `stop` cancels only those.
+        arrived: list[int] = []
+        with signals_to(lambda number, _: arrived.append(number)):
+            try:
+                jobs = self.executor.map_array(WorkerTask(self.cpus), [str(path.absolute()) for path in folders])
+            except Exception as error:  # submitit has no error class for a refusal by sbatch
+                raise ValueError(f"sweep: sbatch refused the jobs ({str(error).strip().splitlines()[-1]})") from None
+            self.jobs += jobs
+        for number in arrived:
+            signal.raise_signal(number)
         return [functools.partial(_exit_code, job) for job in jobs]
 
     def stop(self) -> str:
