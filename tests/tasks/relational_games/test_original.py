@@ -30,10 +30,10 @@ def numbers(batch):
 def test_pixels_and_labels_are_those_of_the_file(folder, game):
     task = RelationalGames(game, examples=10, data="original", folder=folder)
     for split, shapes in (("train", [0]), ("novel", [1, 2]), ("novel_hexominoes", [1]), ("novel_stripes", [2])):
-        batch = task.batch(split, 31, seed=0, step=0)
-        assert batch.inputs.shape == (31, 3, 36, 36)
+        batch = task.batch(split, 30, seed=0, step=0)
+        assert batch.inputs.shape == (30, 3, 36, 36)
         assert (batch.inputs[:, 2, 35, 0] == 1).all()
-        assert (batch.inputs[:, 1, 0, 1] * 255).round().tolist() == [shapes[i % len(shapes)] for i in range(31)]
+        assert (batch.inputs[:, 1, 0, 1] * 255).round().tolist() == [shapes[i % len(shapes)] for i in range(30)]
         torch.testing.assert_close(batch.targets[:, 0], (numbers(batch) % 3 == 0).long())
         assert batch.latents == {}
 
@@ -52,12 +52,22 @@ def test_splits_of_the_file_share_nothing_and_repeat(folder):
     assert first == repeated != next_batch
 
 
+def test_copies_of_an_image_are_in_one_split(folder):
+    path = f"{folder}/same_pentos.npz"
+    with np.load(path) as arrays:
+        images, labels = (np.concatenate([arrays[name]] * 3) for name in ("images", "labels"))
+    np.savez(path, images=images, labels=labels)
+    task = RelationalGames(examples=10, data="original", folder=folder)
+    train, iid = (set(numbers(task.batch(split, 400, seed=0, step=0)).tolist()) for split in ("train", "iid"))
+    assert (len(train), len(iid), len(train & iid)) == (10, 20, 0)
+
+
 def test_files_that_cannot_be_used(folder, tmp_path):
     def refused(message, game="xoccurs", examples=10):
         with refusing(message):
             RelationalGames(game, examples=examples, data="original", folder=folder).batch("train", 2, seed=0, step=0)
 
-    refused("examples must leave at least 3 of the 40 images in same_pentos.npz but is 38", "same", examples=38)
+    refused("examples must leave at least 3 of the 40 distinct images in same_pentos.npz but is 38", "same", examples=38)
     refused("occurs_pentos.npz does not exist", "occurs")
     path = tmp_path / "xoccurs_pentos.npz"
     path.write_bytes(b"not a zip file")

@@ -97,15 +97,16 @@ def test_half_of_the_images_of_every_split_are_of_class_1(game):
 def test_small_batches_have_no_class_half_or_set_of_their_own(split, size):
     """From the beginning of the cycle on a batch of one image was of class 0, of two had no twice-occurring object."""
     task = RelationalGames("xoccurs", examples=8)
-    pairs, sets = Counter(), set()
+    pairs, sets = Counter(), Counter()
     for step in range(400 // size):
         batch = task.batch(split, size, seed=0, step=step)
         for image, label in zip(batch.inputs, batch.targets, strict=True):
             cells = cells_of(image)
             pairs[label.item(), len(set(cells[6:]))] += 1
-            sets.add(set_of(cells[6]))
+            sets[set_of(cells[6])] += 1
     assert min(pairs[kind] for kind in itertools.product((0, 1), (2, 3))) > 70
-    assert sets == set(SHOWN[split])
+    assert sets.keys() == set(SHOWN[split])
+    assert len(sets) * min(sets.values()) > 0.8 * sets.total()
 
 
 def test_all_kinds_of_a_class_occur():

@@ -86,7 +86,6 @@ def single(row: str) -> Callable[[], Run]:
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
-COMPRESSED_TOKENS = 1 << 24  # most tokens to compress
 # Bits per byte that minutes on a CPU should reach; single runs have errors over sequences.
 ENOUGH = 2.2
 
@@ -139,13 +138,12 @@ def ending(cell: Cell) -> Estimate:
 
 
 def baselines(study: Study) -> dict[str, float]:
-    """Bits per byte of compressors on the reported text, up to `COMPRESSED_TOKENS` tokens; {} if it is not here."""
+    """Bits per byte of compressors on the reported text; {} if it is not here."""
     task = study.points[0].run.task
     assert isinstance(task, Text)
     if {point.fingerprint() for point in study.points} != {task.fingerprint()}:
         return {}
-    sequences = min(task.count("iid") or 1, COMPRESSED_TOKENS // task.length)
-    return {name: score.mean for name, score in task.baselines("iid", sequences=sequences).items()}
+    return {name: score.mean for name, score in task.baselines("iid").items()}
 
 
 def curves(study: Study, claim: Callable[[Cells], list[Verdict]]) -> FigureOutcome:

@@ -56,13 +56,21 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
 
 @functools.lru_cache(maxsize=16)
 def rows(folder: str, game: str, split: str, examples: int, seed: int) -> Tensor:
-    """Indices of the pentomino images of `split`: `examples` for training, a third of the rest for validation."""
-    total = len(load(folder, game, "pentominoes")[1])
+    """Indices of the pentomino images of `split`: `examples` for training, a third of the rest for validation.
+
+    Copies of an image are left out, or a test image could be one of training.
+    """
+    images, _ = load(folder, game, "pentominoes")
+    first_copies: dict[bytes, int] = {}
+    for i, image in enumerate(images.numpy()):
+        first_copies.setdefault(image.tobytes(), i)
+    total = len(first_copies)
     if total < examples + 3:
         name = file_of(game, "pentominoes")
         raise ValueError(
-            f"RelationalGames: examples must leave at least 3 of the {total} images in {name} but is {examples}"
+            f"RelationalGames: examples must leave at least 3 of the {total} distinct images in {name} but is {examples}"
         )
-    order = torch.randperm(total, generator=seeded(seed, f"relational_games/{game}/original"))
+    order = torch.randperm(len(images), generator=seeded(seed, f"relational_games/{game}/original"))
+    order = order[torch.isin(order, torch.tensor(list(first_copies.values())))]
     train, others = order[:examples], order[examples:]
     return {"train": train, "validation": others[::3], "iid": torch.cat((others[1::3], others[2::3]))}[split]

@@ -108,7 +108,7 @@ class RelationalGames(Classification):
         start = self._start(split, batch_size, generator)
         advance(generator)
         sets = SHAPES_OF[split]
-        if batch_size < len(sets) and start % 2:  # a single image is of either set
+        if batch_size % len(sets) and start % 2:  # batches of an odd size begin with either set
             sets = sets[::-1]
         if self.data == "original":
             return self._original(split, sets, batch_size, draws)

@@ -7,7 +7,8 @@
 The paper's "- M" has no explanation: one feature would have 0 tasks.  It also counts multisets and permutations
 independently, but a permutation decides which feature has which rule.  Name the features by their slots in the first
 column: each has one of R rules, and every other column has its own order.  For instances the paper gives no formula;
-`paper` is the sum over multisets of the products of N_r, times its number of permutations.
+`paper` is the sum over multisets of the products of N_r, times its number of permutations.  An instance is counted with
+its task: panels that two rules explain count twice.
 """
 
 import math

@@ -33,6 +33,7 @@ from polyhead.tasks.text.corpus import Corpus, open_corpus
 from polyhead.tasks.text.sources import SPLITS
 from polyhead.tasks.text.tokens import Bytes, Codec, Subwords
 
+COMPRESSED_TOKENS = 1 << 24  # the most that compressors read, for a baseline
 
 @dataclass(frozen=True)
 class Text(Task):
@@ -199,15 +200,21 @@ class Text(Task):
         return {"perplexity": math.exp(min(scores["loss"], 700.0))}
 
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Bits per byte of compressors on the first `sequences` sequences of `split`, in the order of the text."""
+        """Bits per byte of compressors on all of `split`, or on its first `COMPRESSED_TOKENS` tokens.
+
+        As compressors draw no sequences, `sequences` and `seed` change nothing.
+        """
         check_baselines(self, split, sequences)
-        tokens = np.array(self._tokens(split)[1 : sequences * self.length + 1])
+        tokens = np.array(self._tokens(split)[1 : COMPRESSED_TOKENS + 1])
+        codec = self.codec()
         data = tokens.tobytes()
-        if not isinstance(self.codec(), Bytes):
-            data = self.codec().decode(tokens.tolist()).encode()
+        if not isinstance(codec, Bytes):
+            data = codec.decode(tokens.tolist()).encode()
         size = self._corpus.rate(split) * len(tokens)  # longer than `data` if the tokenizer loses some
+        if len(tokens) < len(self._tokens(split)) - 1:  # a part may have more bytes per token than the whole
+            size = len(data)
         compressed = {"zlib": zlib.compress(data, 9), "lzma": lzma.compress(data, preset=9)}
-        return {name: Score(8 * len(result) / size, 0.0, 1) for name, result in compressed.items()}
+        return {name: Score(8 * len(result) / size, 0.0, 0) for name, result in compressed.items()}
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
         return tuple(self.class_name("answer", token) for token in batch.inputs[0].tolist())
