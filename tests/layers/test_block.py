@@ -60,6 +60,10 @@ def test_the_tail_keeps_the_rows_of_its_mask_and_dropout():
         assert_close(block(x, tail=2, **arguments), expected)
     assert_close(block(x, tail=2, keep=keep[:, :, -2:]), expected)
     assert not torch.allclose(block(x)[:, -2:], expected)
+    symbols = ph.Relational(2, symbols=ph.RelationalSymbols(neighbours=2))
+    block.attention = ph.MultiHeadAttention(16, symbols, causal=True, dtype=F64)
+    mask = torch.rand(2, 1, 6, 6) > 0.4  # of pairs: one row of it hides no neighbours either
+    assert_close(block(x, mask=mask, tail=1), block(x, mask=mask)[:, -1:])
 
 
 def test_mistakes_are_one_line():

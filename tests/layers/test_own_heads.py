@@ -109,6 +109,12 @@ def test_its_parameters_have_their_own_initial_values_and_no_decay(cosine, monke
         refused(call, f"^Cosine: parameter '{name}' must be a tensor under a name that is free$")
 
 
+def test_gradients_of_single_sequences_need_no_call_before(cosine):
+    layer, x = ph.MultiHeadAttention(16, cosine(2), dropout=0.5).train(), torch.randn(3, 4, 16)
+    gradient = torch.func.grad(lambda x: layer(x[None]).sum())
+    assert torch.vmap(gradient, randomness="different")(x).shape == x.shape
+
+
 def test_heads_in_a_word_are_trained_saved_and_found_again(cosine, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     ph.register(cosine)

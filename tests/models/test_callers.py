@@ -115,6 +115,9 @@ def test_checkpointing_changes_no_bit():
     assert calls == [0, 1, 0, 1]
     assert len(taps) == 2
     assert config.digest(replace(WITH_DROPOUT, checkpoint=True)) == config.digest(WITH_DROPOUT)
+    plain, checkpointed = (build(replace(BIDIRECTIONAL, checkpoint=again)).train() for again in (False, True))
+    gradients = [torch.func.grad(lambda x, model=model: model(x).sum())(x.detach()) for model in (plain, checkpointed)]
+    assert torch.equal(*gradients)  # torch.func cannot recompute
 
 
 # ------------------------------------------------------------------------------------------------------------ gradients

@@ -165,3 +165,12 @@ def test_compiles_whole_for_any_length():
         with torch.compiler.set_stance(stance):
             output = model(x, source=source, source_mask=mask)
         assert_close(output, eager(x, source=source, source_mask=mask), atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_call_without_tokens_leaves_the_cache_open_to_another_source(name):
+    model, (x, source) = build(VARIANTS[name]), data(VARIANTS[name])
+    cache = ph.Cache(len(model.blocks))
+    model(x[:, :0], encoded=model.encode(source.flip(0)), cache=cache)
+    encoded = model.encode(source)
+    assert_close(model(x, encoded=encoded, cache=cache), model(x, encoded=encoded))

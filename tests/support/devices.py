@@ -51,7 +51,7 @@ RUNS = {"fuzzy": fuzzy, "text": text}
 
 
 def worker_main(root: str, *cases: str) -> None:
-    """A case is KIND-HOW (a run in ROOT/KIND-HOW), or `evaluate`.
+    """A case is KIND-HOW (a run in ROOT/KIND-HOW), `evaluate` or `draw`.
 
     `stop:NAME`, the last of all: the last process sends itself SIGTERM at its 14th batch.
     """
@@ -79,6 +79,9 @@ def train(root: pathlib.Path, *cases: str) -> None:
                 if world.rank == world.size - 1:  # all have the same
                     (root / f"evaluated-{world.size}.json").write_text(json.dumps(scores))
                 continue
+            if case == "draw":
+                (root / f"not-drawn-{world.rank}.json").write_text(json.dumps(not_drawn(world)))
+                continue
             kind, parallel = case.split("-")
             network.LAZY = 1 if kind == "text" else 2**26
             run(RUNS[kind](root / case, parallel=parallel), progress=False)
@@ -97,6 +100,16 @@ def evaluations(parallel: str, world: World) -> dict[str, dict[str, float]]:
     }
     let_go(model)
     return scores
+
+
+def not_drawn(world: World) -> list[str]:
+    """The parameters of a sharded model that `reset_parameters` leaves as they are."""
+    model = build(fuzzy("unused").model)
+    shard(model, world)
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 7.0)
+    model.reset_parameters()
+    return [name for name, parameter in model.named_parameters() if (parameter.to_local() == 7).any()]
 
 
 if __name__ == "__main__":

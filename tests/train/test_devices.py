@@ -65,7 +65,7 @@ def single_scores(root):
 @pytest.fixture(scope="module")
 def two_processes(root, single_scores):
     copy_at(root, "fuzzy-one", "stopped-sharded", "checkpoint-00000010.safetensors")
-    return start(2, root, "fuzzy-data", "fuzzy-sharded", "text-sharded", "evaluate", "stop:stopped-sharded")
+    return start(2, root, "fuzzy-data", "fuzzy-sharded", "text-sharded", "evaluate", "draw", "stop:stopped-sharded")
 
 
 def same(root, name):
@@ -124,6 +124,10 @@ def test_evaluation_is_that_of_one(root, single_scores, two_processes):
         assert actual.keys() == single_scores.keys()
         for name, scores in single_scores.items():
             assert actual[name] == pytest.approx(scores, rel=1e-5), name
+
+
+def test_every_parameter_of_a_sharded_model_is_drawn(root, two_processes):
+    assert [json.loads((root / f"not-drawn-{rank}.json").read_text()) for rank in (0, 1)] == [[], []]
 
 
 def test_a_signal_to_one_stops_all_at_the_same_step(root, two_processes):

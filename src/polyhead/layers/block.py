@@ -116,8 +116,13 @@ class TransformerBlock(nn.Module):
                 if positions is not None or cache is not None:
                     name = "positions" if cache is None else "a cache"
                     raise ValueError(f"TransformerBlock: tail counts positions from 0, so {name} cannot be given")
-                x = x[:, -num_outputs:]
-                y = self._attend_tail(x, source, mask, keep, symbols=symbols, taps=taps)
+                # One row of a mask of pairs would be taken for a mask of keys, so two rows are computed.
+                num_rows = num_outputs
+                has_pairs = mask is not None and mask.ndim >= 2 and mask.shape[-2] > 1
+                if num_outputs == 1 and has_pairs and (keep is None or keep.shape[-2] > 1):
+                    num_rows = 2
+                y = self._attend_tail(x[:, -num_rows:], source, mask, keep, symbols=symbols, taps=taps)
+                x, y = x[:, -num_outputs:], y[:, -num_outputs:]
             x = self._add(x, y, self.norm1)
             if self.cross is not None:
                 asking = self._before(x, self.norm_cross)

@@ -181,6 +181,8 @@ class LayerCache:
     def advance(self, t: int, limit: int | None) -> None:
         """Record `t` new tokens, of which, with the earlier ones, the last `limit` (None: all) stay stored."""
         self.length += t
+        if self.length == 0:  # a call without queries: the next one may have another context
+            self._made = {}
         if limit is not None and self.length - self.gone > limit:
             self.gone = self.length - limit
             if self.real is not None:

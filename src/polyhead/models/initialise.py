@@ -48,9 +48,7 @@ def initialise(model: nn.Module, preset: str) -> None:
         if module in joint:  # filled in parts, with the attention around it
             continue
         if module in layers:
-            # Queries, keys and values each have their own number of rows as fan-out, as separate maps would.
-            for rows in module.qkv.weight.split(module.widths):
-                _matrix(rows, module.dim, rows.shape[0], preset)
+            _joint_matrix(module, preset)
             _zero(module.qkv.bias)
         elif isinstance(module, nn.Linear):
             _matrix(module.weight, module.in_features, module.out_features, preset)
@@ -78,6 +76,21 @@ def _matrix(weight: Tensor, fan_in: int, fan_out: int, preset: str) -> None:
     else:
         std = (2.0 / (fan_in + fan_out)) ** 0.5
         nn.init.trunc_normal_(weight, std=std, a=-3 * std, b=3 * std)
+
+
+def _joint_matrix(layer: MultiHeadAttention, preset: str) -> None:
+    """Queries, keys and values each have their own number of rows as fan-out, as separate maps would."""
+    weight = layer.qkv.weight
+    whole = weight
+    is_sharded = hasattr(weight, "full_tensor")  # a DTensor, whose parts would be copies
+    if is_sharded:
+        whole = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device=weight.device))
+    for rows in whole.split(layer.widths):
+        _matrix(rows, layer.dim, rows.shape[0], preset)
+    if is_sharded:
+        from torch.distributed.tensor import distribute_tensor
+
+        weight.copy_(distribute_tensor(whole, weight.device_mesh, weight.placements))
 
 
 def _zero(bias: Tensor | None) -> None:

@@ -20,6 +20,7 @@ from polyhead.layers.cache import LayerCache
 from polyhead.layers.device import Placement
 from polyhead.layers.symbols import RelationalSymbols, SymbolicAttention, build_symbols
 from polyhead.layers.taps import Taps
+from polyhead.ops.kernel import needs_more_than_backward
 
 # The model and the block in which the sources of a layer are registered.
 Owners = tuple[nn.Module | None, nn.Module | None]
@@ -171,7 +172,10 @@ class Sources:
 
 
 def recomputed(module: nn.Module, again: bool) -> Callable[..., Tensor]:
-    """`module`; if `again`, with activation checkpointing: it saves its inputs and recomputes the rest."""
-    if not again:
+    """`module`; if `again`, with activation checkpointing: it saves its inputs and recomputes the rest.
+
+    torch.func has no such saving, so that its derivatives keep all.
+    """
+    if not again or needs_more_than_backward():
         return module
     return functools.partial(checkpoint, module, use_reentrant=False)

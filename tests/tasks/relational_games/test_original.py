@@ -67,7 +67,7 @@ def test_files_that_cannot_be_used(folder, tmp_path):
         with refusing(message):
             RelationalGames(game, examples=examples, data="original", folder=folder).batch("train", 2, seed=0, step=0)
 
-    refused("examples must leave at least 3 of the 40 distinct images in same_pentos.npz but is 38", "same", examples=38)
+    refused("must leave 3 or more of the 40 distinct images in same_pentos.npz but is 38", "same", examples=38)
     refused("occurs_pentos.npz does not exist", "occurs")
     path = tmp_path / "xoccurs_pentos.npz"
     path.write_bytes(b"not a zip file")

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from polyhead.layers.heads.sizes import Sizes
 from polyhead.layers.projection import computes
 from polyhead.ops.call import AttentionCall
+from polyhead.ops.readable import is_readable
 from polyhead.ops.registry import code_of, resolve
 
 # The code (b h t s) of a call, before dropout.
@@ -204,6 +205,8 @@ def _check_applies_keep(group: Any, call: AttentionCall) -> None:
         return
     if torch.compiler.is_compiling():
         raise ValueError(f"{kind}: call the layer once before torch.compile, which checks that {name} applies keep")
+    if not (is_readable(call.keep) and is_readable(call.q)):  # under vmap; the next plain call checks it
+        return
     # Test inputs are positive, so an output that ignores `keep` is unlikely to be 0 by chance.
     tensors = {"q": call.q, "k": call.k, "v": call.v, "q_rel": call.q_rel, "k_rel": call.k_rel}
     tests: dict[str, Any] = {}

@@ -138,7 +138,7 @@ class RelationalHeads(SymbolGroup):
         "paper" is uniform within r^-1/2, "package" uniform within (e r)^-1/2.  "balanced" is normal: relations and
         symbols contribute equal variance to a head's output if it attends equally to PROBE tokens, inputs are N(0, 1)
         and symbols N(0, symbol_std^2).  The variance is measured with the current maps, on inputs that use no generator
-        of torch.  Raises ValueError for maps that are not initialised.
+        of torch.  Raises ValueError for maps that are not initialised, or sharded.
         """
         if self.relation_weight.is_meta:  # models whose parameters are only counted
             return
@@ -151,6 +151,8 @@ class RelationalHeads(SymbolGroup):
             return
         draw = torch.Generator().manual_seed(0)
         like = self.q_rel.weight
+        if hasattr(like, "full_tensor"):
+            raise ValueError("RelationalHeads: parameters must be whole; call reset_parameters before they are sharded")
         x, symbols = (
             torch.randn(1, PROBE, m, generator=draw, device="cpu").to(like) for m in (self.width, self.symbol_dim)
         )

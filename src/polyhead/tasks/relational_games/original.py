@@ -68,7 +68,7 @@ def rows(folder: str, game: str, split: str, examples: int, seed: int) -> Tensor
     if total < examples + 3:
         name = file_of(game, "pentominoes")
         raise ValueError(
-            f"RelationalGames: examples must leave at least 3 of the {total} distinct images in {name} but is {examples}"
+            f"RelationalGames: examples must leave 3 or more of the {total} distinct images in {name} but is {examples}"
         )
     order = torch.randperm(len(images), generator=seeded(seed, f"relational_games/{game}/original"))
     order = order[torch.isin(order, torch.tensor(list(first_copies.values())))]

@@ -35,6 +35,7 @@ from polyhead.tasks.text.tokens import Bytes, Codec, Subwords
 
 COMPRESSED_TOKENS = 1 << 24  # the most that compressors read, for a baseline
 
+
 @dataclass(frozen=True)
 class Text(Task):
     """Language modelling of any text.
