@@ -78,7 +78,7 @@ def test_a_copied_cache_holds_the_neighbours(copy_cache, padded):
         model(x[:, :4], mask=mask, cache=cache)
     copied = copy_cache(caches[0])
     assert_close(model(x[:, 4:], cache=copied), model(x[:, 4:], cache=caches[1]), atol=1e-12, rtol=1e-12)
-    assert not any(isinstance(name, torch.nn.Module) for name in copied[0]._kept)
+    assert not any(isinstance(name, torch.nn.Module) for name in copied[0]._tensors_by_name)
 
 
 @pytest.mark.parametrize("order", [(0, 2), (2, 0), (0, 2, 2)])

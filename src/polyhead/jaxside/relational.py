@@ -17,8 +17,8 @@ def reference(call: AttentionCall) -> jax.Array:
     k_rel = blank(mask, call.k_rel) if call.act == "softmax" else call.k_rel
     inner = products(call.q_rel, k_rel)
     relations = relate(inner, call.act, visible_to_any_head(mask)).astype(call.q.dtype)
-    retrieved = jnp.einsum("b h t s, b r t s -> b t h r", a, relations)
-    return retrieve(a, call.v) + jnp.einsum("h e r, b t h r -> b t h e", call.relation_weight, retrieved)
+    related = jnp.einsum("b h t s, b r t s -> b t h r", a, relations)
+    return retrieve(a, call.v) + jnp.einsum("h e r, b t h r -> b t h e", call.relation_weight, related)
 
 
 @shaped

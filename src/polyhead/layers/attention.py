@@ -17,26 +17,20 @@ from polyhead import config
 from polyhead.layers.cache import LayerCache, whole
 from polyhead.layers.call import LayerCall, LayerLimits, call_of, check_pairs, drawn_keep, no_script, symbols_of_groups
 from polyhead.layers.device import Device, Placement
-from polyhead.layers.heads.functions import HeadGroup, asked, attended, coder, compiled
+from polyhead.layers.heads.functions import HeadGroup, attended, coder, compiled
 from polyhead.layers.heads.groups import LinearHeads, build, sums
 from polyhead.layers.heads.sizes import check_shared
+from polyhead.layers.heads.symbolic import symbol_group
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, leave_meta, rotary_tables
 from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weight, project, value_weights, widths_of
 from polyhead.layers.symbols import build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, tapped
-from polyhead.ops.call import AttentionCall, Masks, Packed
+from polyhead.ops.call import AttentionCall, Masks, Packed, both
 from polyhead.ops.latent_code import at_least_float32, dense
 from polyhead.spec.shapes import check_layer, check_rate, check_window, shaped
 
 Positions = config.Position | nn.ModuleDict | None
-
-
-def _both(mask: Tensor | None, other: Tensor) -> Tensor:
-    """Pairs that both masks allow."""
-    if mask is None:
-        return other
-    return mask & other
 
 
 class MultiHeadAttention(nn.Module):
@@ -114,7 +108,7 @@ class MultiHeadAttention(nn.Module):
         if qk_norm:
             self.qk_norms = nn.ModuleList()
             for size, is_shared in zip(self.sizes, self.shared, strict=True):
-                for _ in "qk":
+                for _ in ("queries", "keys"):
                     norm: nn.Module = nn.Identity()
                     if not is_shared:
                         norm = LayerNorm(size.dim, eps=1e-6, bias=False, **placement)
@@ -282,7 +276,7 @@ class MultiHeadAttention(nn.Module):
             keep = drawn_keep(shape, self.dropout, device=call.x.device, dtype=dtype)
         had_pairs = any(pairs is not None for pairs in (bias, mask, keep))
         if call.cache is not None and call.cache.real is not None and call.context is None:
-            mask = _both(mask, call.cache.real[:, None, None])
+            mask = both(mask, call.cache.real[:, None, None])
 
         # An op's window counts indices and ends at the last key.  With other positions the window becomes a mask.
         window = self.window
@@ -290,7 +284,7 @@ class MultiHeadAttention(nn.Module):
         if window is not None and (call.positions is not None or not is_aligned):
             queries = call.query_positions()
             distances = queries[:, None, :, None] - call.all_key_positions()[:, None, None, :]
-            mask = _both(mask, distances.abs() < window)
+            mask = both(mask, distances.abs() < window)
             window = None
         masks = Masks(mask, self.causal, window, call.cu_seqlens)
         return LayerLimits(bias, masks, keep, has_pairs=had_pairs)
@@ -326,16 +320,16 @@ class MultiHeadAttention(nn.Module):
         """
         group, features = self.groups[i], None
         if self.symbol_dims[i] is not None:
-            features = asked(group, "features")(call.x)
+            features = symbol_group(group).features(call.x)
 
         # Queries (b t h d), and relation queries (b t r p) of relational heads.
         tensors = {}
         if "q" in rows:
             tensors["q"] = rows["q"]
         if features is not None:
-            tensors.update(asked(group, "receive")(features))
+            tensors.update(symbol_group(group).receive(features))
         if "q" in tensors:
-            tensors["q"] = self._place(i, tensors["q"], call, are_queries=True)
+            tensors["q"] = self._normalise_and_rotate(i, tensors["q"], call, are_queries=True)
         dtype = next(iter(tensors.values()), call.x).dtype
 
         # Keys and values, after those of earlier calls; a context's are computed once.
@@ -343,7 +337,7 @@ class MultiHeadAttention(nn.Module):
             if call.t == 0 and call.computes_keys:  # the next call may have another context
                 cached = self._key_tensors(i, rows, features, symbols, call)
             else:
-                cached = call.cache.once(i, lambda: self._key_tensors(i, rows, features, symbols, call))
+                cached = call.cache.computed_once(i, lambda: self._key_tensors(i, rows, features, symbols, call))
             # They may have been cached under autocast and be read without it.
             tensors.update({name: x.to(torch.promote_types(x.dtype, dtype)) for name, x in cached.items()})
         else:
@@ -373,17 +367,19 @@ class MultiHeadAttention(nn.Module):
         tensors: dict[str, Tensor] = {name: rows[name] for name in ("k", "v") if name in rows}
         if features is not None and symbols is not None:
             if call.context is not None:
-                features = asked(group, "features")(call.context)
-            tensors.update(asked(group, "send")(features))
-            tensors["v" if symbols.ndim == 3 else "table"] = asked(group, "values")(symbols)
+                features = symbol_group(group).features(call.context)
+            tensors.update(symbol_group(group).send(features))
+            name = "v" if symbols.ndim == 3 else "table"
+            tensors[name] = symbol_group(group).values(symbols)
         if "k" in tensors:
-            tensors["k"] = self._place(i, tensors["k"], call, are_queries=False)
+            tensors["k"] = self._normalise_and_rotate(i, tensors["k"], call, are_queries=False)
         return tensors
 
-    def _place(self, i: int, x: Tensor, call: LayerCall, *, are_queries: bool) -> Tensor:
+    def _normalise_and_rotate(self, i: int, x: Tensor, call: LayerCall, *, are_queries: bool) -> Tensor:
         """Normalise and rotate the queries or the new keys of group `i`."""
         if self.qk_norms is not None:
-            x = self.qk_norms[2 * i + (not are_queries)](x)
+            q_norm, k_norm = self.qk_norms[2 * i], self.qk_norms[2 * i + 1]
+            x = q_norm(x) if are_queries else k_norm(x)
         if self.rotary is None:
             return x
         positions = call.query_positions() if are_queries else call.new_key_positions()
@@ -417,7 +413,8 @@ class MultiHeadAttention(nn.Module):
                 raise ValueError(f"MultiHeadAttention: linear heads kept the sum of earlier tokens, but a {kind} came")
             return False
         if call.num_cached == 0:
-            is_shared = self.shared[i] or any(self.shared[i + 1 : i + 2])
+            # A group that shares queries and keys, with the one before or after it, needs each of them.
+            is_shared = self.shared[i] or (i + 1 < len(self.shared) and self.shared[i + 1])
             return not needs_pairs and sums(self.groups[i]) and not is_shared and self.window is None
         if has_state and needs_pairs:
             raise ValueError(
@@ -431,8 +428,8 @@ class MultiHeadAttention(nn.Module):
         group, cache = compiled(self.groups[i]), call.cache
         assert isinstance(group, LinearHeads)
         assert cache is not None
-        q = self._place(i, rows["q"], call, are_queries=True)
-        k = self._place(i, rows["k"], call, are_queries=False)
+        q = self._normalise_and_rotate(i, rows["q"], call, are_queries=True)
+        k = self._normalise_and_rotate(i, rows["k"], call, are_queries=False)
         # Which of the new tokens are real (b 1 1 t): padding must add nothing to the state.
         mask = None
         if cache.real is not None:
@@ -453,8 +450,8 @@ class MultiHeadAttention(nn.Module):
         """The code of all pairs (b h t s), recomputed from the call of each group."""
         codes = []
         for group, op_call in zip(self.groups, calls, strict=True):
-            if op_call is not None:
-                codes.append(coder(group)(op_call))
+            assert op_call is not None  # where codes are asked for, no group keeps a state
+            codes.append(coder(group)(op_call))
         return torch.cat(codes, dim=1)
 
     def _value_map(self) -> tuple[Tensor, Tensor | None]:
@@ -465,11 +462,10 @@ class MultiHeadAttention(nn.Module):
     def _taps(
         self, call: LayerCall, calls: Sequence[AttentionCall | None], outputs: Sequence[Tensor], y: Tensor
     ) -> Taps:
-        """The tensors of the call and the weights around them; a group that keeps a state has none."""
+        """The tensors of the call and the weights around them."""
         groups: list[GroupTaps] = []
         for i, (op_call, output) in enumerate(zip(calls, outputs, strict=True)):
-            if op_call is None:
-                continue
+            assert op_call is not None  # with taps no group keeps a state
             w_value, b_value = value_weights(*self._value_map(), self.sizes, i)
             group = tapped(
                 self.groups[i], op_call, output, scale=self.sizes[i].dim ** -0.5, w_value=w_value, b_value=b_value,

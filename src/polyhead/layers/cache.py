@@ -35,8 +35,8 @@ class LayerCache:
     def __init__(self) -> None:
         self.length = self.gone = 0
         self.real: Tensor | None = None
-        self._kept: dict[Hashable, Tensor] = {}
-        self._made: dict[Hashable, dict[str, Tensor]] = {}
+        self._tensors_by_name: dict[Hashable, Tensor] = {}
+        self._context_tensors: dict[Hashable, dict[str, Tensor]] = {}
         self._cross: LayerCache | None = None
         self._owner: str | None = None
         self._whole = False  # inside of `whole`, which is done once
@@ -64,7 +64,7 @@ class LayerCache:
             raise ValueError(f"{kind}: a cache of its own was wanted but that of another layer came")
 
     def __contains__(self, name: Hashable) -> bool:
-        return name in self._kept
+        return name in self._tensors_by_name
 
     def extend(self, name: Hashable, new: Tensor, limit: int | None = None) -> Tensor:
         """What is stored under `name`, followed by `new` (b t ...); only the last `limit` (None: all) stay stored.
@@ -72,7 +72,7 @@ class LayerCache:
         It is copied, because the caller may write the next tokens into the same memory.  Raises ValueError if the
         shapes do not match.
         """
-        old = self._kept.get(name)
+        old = self._tensors_by_name.get(name)
         if old is None:
             joined = new.clone()
         elif (old.shape[0], *old.shape[2:]) == (new.shape[0], *new.shape[2:]):
@@ -80,31 +80,34 @@ class LayerCache:
         else:
             stored_shape, shape = tuple(old.shape), tuple(new.shape)
             raise ValueError(f"LayerCache: stored {name} is (b s ...) = {stored_shape} but new {name} is {shape}")
-        self._kept[name] = _end(joined, limit)
+        self._tensors_by_name[name] = _end(joined, limit)
         return joined
 
     def state(self, name: Hashable) -> Tensor | None:
         """The tensor that is stored under that name, or None."""
-        return self._kept.get(name)
+        return self._tensors_by_name.get(name)
 
     def put(self, name: Hashable, state: Tensor) -> None:
         """Store `state` under that name, in place of an earlier one."""
-        self._kept[name] = state
+        self._tensors_by_name[name] = state
 
-    def once(self, name: Hashable, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    def computed_once(self, name: Hashable, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         """The result of the first call of `make` under this name."""
-        if name not in self._made:
-            self._made[name] = make()
-        return self._made[name]
+        if name not in self._context_tensors:
+            self._context_tensors[name] = make()
+        return self._context_tensors[name]
 
-    def senders(self, default: int) -> int:
+    def context_length(self, default: int) -> int:
         """The number of keys of a cached context; `default` if there is none yet."""
-        return next((tensors["k"].shape[1] for tensors in self._made.values() if "k" in tensors), default)
+        for tensors in self._context_tensors.values():
+            if "k" in tensors:
+                return tensors["k"].shape[1]
+        return default
 
     def _tensors(self, *, tables: bool = True) -> list[Tensor]:
         """All stored tensors, those of the cross-attention included; `tables`: and tables of relative symbols."""
-        tensors = list(self._kept.values())
-        for group in self._made.values():
+        tensors = list(self._tensors_by_name.values())
+        for group in self._context_tensors.values():
             tensors += [tensor for name, tensor in group.items() if tables or name != "table"]
         if self.real is not None:
             tensors.append(self.real)
@@ -135,10 +138,10 @@ class LayerCache:
                 return tensor
             return tensor.index_select(0, rows.to(tensor.device))
 
-        self._kept = {name: chosen(tensor) for name, tensor in self._kept.items()}
-        for group, tensors in self._made.items():
+        self._tensors_by_name = {name: chosen(tensor) for name, tensor in self._tensors_by_name.items()}
+        for group, tensors in self._context_tensors.items():
             # The rows of a table are offsets.
-            self._made[group] = {name: x if name == "table" else chosen(x) for name, x in tensors.items()}
+            self._context_tensors[group] = {name: x if name == "table" else chosen(x) for name, x in tensors.items()}
         if self.real is not None:
             self.real = chosen(self.real)
         if self._cross is not None:
@@ -147,9 +150,11 @@ class LayerCache:
     def copied(self) -> "LayerCache":
         """A copy that holds the same tensors."""
         new = LayerCache.__new__(LayerCache)  # copy.copy takes 2.5 times as long, and every call makes one
-        cross = None if self._cross is None else self._cross.copied()
-        new.__dict__ = {**vars(self), "_kept": self._kept.copy(), "_made": self._made.copy(), "_cross": cross}
-        new._whole = False
+        new.__dict__ = dict(vars(self))
+        new._tensors_by_name = self._tensors_by_name.copy()
+        new._context_tensors = self._context_tensors.copy()
+        if self._cross is not None:
+            new._cross = self._cross.copied()
         return new
 
     def __copy__(self) -> "LayerCache":
@@ -182,7 +187,7 @@ class LayerCache:
         """Record `t` new tokens, of which, with the earlier ones, the last `limit` (None: all) stay stored."""
         self.length += t
         if self.length == 0:  # a call without queries: the next one may have another context
-            self._made = {}
+            self._context_tensors = {}
         if limit is not None and self.length - self.gone > limit:
             self.gone = self.length - limit
             if self.real is not None:

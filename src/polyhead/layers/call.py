@@ -37,13 +37,13 @@ class LayerCall:
     cache: LayerCache | None
     num_cached: int
     offset: int
-    gone: int
-    max_cached: int | None
     s: int
     first_query: int
     positions: Tensor | None
-    key_positions: Tensor | None
-    cu_seqlens: Tensor | None
+    gone: int = 0
+    max_cached: int | None = None
+    key_positions: Tensor | None = None
+    cu_seqlens: Tensor | None = None
 
     @property
     def t(self) -> int:
@@ -110,6 +110,7 @@ class LayerCall:
         return self.key_positions
 
     def _count_from(self, first: int, count: int) -> Tensor:
+        """Positions (1 count) from `first` on, or from 0 if it is negative."""
         first = max(0, first)
         return torch.arange(first, first + count, device=self.x.device)[None]
 
@@ -139,13 +140,14 @@ def call_of(
         num_cached, s = 0, context.shape[1]
         if keys_cache is not None:
             keys_cache.claim(LAYER, layer)
-            num_cached, num_keys = keys_cache.length, keys_cache.senders(default=s)
+            num_cached, num_keys = keys_cache.length, keys_cache.context_length(default=s)
             if num_keys != s:
                 raise ValueError(f"{LAYER}: the cache is that of a context of {num_keys} tokens but one of {s} came")
+        # Positions count from 0: with a negative offset query 0 is at 0, and key 0 at -offset.
         aligned = s - t if causal else num_cached
         offset = aligned if positions is None else num_cached
         first = aligned if first is None else first
-        return LayerCall(x, context, keys_cache, num_cached, offset, 0, None, s, first, positions, None, None)
+        return LayerCall(x, context, keys_cache, num_cached, offset, s, first, positions)
 
     # Self-attention: the keys are the tokens that the cache still holds, then those of x.
     num_cached, gone, max_cached, key_positions = 0, 0, None, positions
@@ -165,7 +167,7 @@ def call_of(
     if first is None:
         first = s - t if causal else num_cached
     return LayerCall(
-        x, None, cache, num_cached, num_cached, gone, max_cached, s, first, positions, key_positions, cu_seqlens
+        x, None, cache, num_cached, num_cached, s, first, positions, gone, max_cached, key_positions, cu_seqlens
     )
 
 
@@ -242,7 +244,7 @@ def _broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- masks
 @dataclass(frozen=True)
 class LayerLimits:
-    """Masks, bias and dropout of one call, for all heads of a layer."""
+    """Masks, bias, dropout, soft cap and sinks of one call, for all heads of a layer."""
 
     bias: Tensor | None = None
     masks: Masks = NOTHING_HIDDEN

@@ -10,6 +10,7 @@ output map of a language model may get a smaller standard deviation, see `initia
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,7 @@ def _matrix(weight: Tensor, fan_in: int, fan_out: int, preset: str) -> None:
 
 def _joint_matrix(layer: MultiHeadAttention, preset: str) -> None:
     """Queries, keys and values each have their own number of rows as fan-out, as separate maps would."""
-    weight = layer.qkv.weight
+    weight: Any = layer.qkv.weight
     whole = weight
     is_sharded = hasattr(weight, "full_tensor")  # a DTensor, whose parts would be copies
     if is_sharded:

@@ -27,8 +27,9 @@ Owners = tuple[nn.Module | None, nn.Module | None]
 
 
 class Sources:
-    """The sources that the groups of each layer read, by index.  Their modules are registered in `shared`, and in `own`
-    of each layer.
+    """The sources that the groups of each layer read, by index.
+
+    Their modules are registered in `shared`, or in `by_layer` of their layer.
 
     `cross`: the sources are those of a decoder's cross-attention.
     """
@@ -43,48 +44,49 @@ class Sources:
     ) -> None:
         self.cross = cross
         self.shared = nn.ModuleList()
-        self.own = [nn.ModuleList() for _ in layers]
-        # `places` and `once` have an entry for each source; `reads` has the source's number by layer and group.
-        self.places: list[tuple[nn.ModuleList, int]] = []
-        self.once: list[bool] = []
-        self.reads: list[list[int | None]] = []
+        self.by_layer = [nn.ModuleList() for _ in layers]
+        # `registered` (list and index) and `reads_embedded` have an entry for each source; `numbers` has the source's
+        # number by layer and group, or None.
+        self.registered: list[tuple[nn.ModuleList, int]] = []
+        self.reads_embedded: list[bool] = []
+        self.numbers: list[list[int | None]] = []
         # Cross-attention reads symbols of the encoder's tokens: its length counts, and no order hides neighbours.
         length = settings.max_length
         if cross and settings.encoder is not None:
             length = settings.encoder.max_length
         causal = settings.causal and not cross
-        self.known: dict[object, int] = {}
+        self.number_of: dict[object, int] = {}
         build = functools.partial(build_symbols, dim=settings.dim, causal=causal, max_length=length, **placement)
         for layer, heads in enumerate(layers):
             numbers: list[int | None] = []
             for group in heads:
                 if isinstance(group, config.SymbolHeads):
-                    numbers.append(self._number(group.symbols, layer, build))
+                    numbers.append(self._number_of(group.symbols, layer, build))
                 else:
                     numbers.append(None)
-            self.reads.append(numbers)
+            self.numbers.append(numbers)
 
-    def _number(self, source: config.SymbolSource, layer: int, build: Callable[..., nn.Module]) -> int:
+    def _number_of(self, source: config.SymbolSource, layer: int, build: Callable[..., nn.Module]) -> int:
         """The index of a source of a layer, which is built if it is new."""
         # Groups of a layer with equal settings read one source; if it is shared, those of all layers do.
         key: object = (source, layer)
-        home = self.own[layer]
+        home = self.by_layer[layer]
         if source.shared:
             key = source
             home = self.shared
-        if key in self.known:
-            return self.known[key]
-        number = len(self.places)
-        self.known[key] = number
-        self.places.append((home, len(home)))
+        if key in self.number_of:
+            return self.number_of[key]
+        number = len(self.registered)
+        self.number_of[key] = number
+        self.registered.append((home, len(home)))
         home.append(build(source, place=number))
-        self.once.append(self.cross or getattr(source, "once", False))
+        self.reads_embedded.append(self.cross or getattr(source, "once", False))
         return number
 
     def module(self, number: int, owners: Owners) -> nn.Module:
         """The module of a source as it is registered now, in the model or in the block of its layer: it and the block
         may have been wrapped or replaced, for example by copies."""
-        home, index = self.places[number]
+        home, index = self.registered[number]
         model, block = owners
         owner = block
         if home is self.shared:
@@ -101,11 +103,11 @@ class Sources:
     def layer_of(self, block: nn.Module, index: int) -> int:
         """The layer for which block number `index` was built: others may have been dropped, or it may be foreign."""
         layer = getattr(block, "layer", None)
-        if isinstance(layer, int) and layer < len(self.reads):
+        if isinstance(layer, int) and layer < len(self.numbers):
             return layer
         return index
 
-    def read(
+    def symbols_of_layer(
         self,
         layer: int,
         owners: Owners,
@@ -123,30 +125,30 @@ class Sources:
         `computed_symbols` keeps their symbols from layer to layer.  `again`: with activation checkpointing the backward
         pass recomputes a source.  `arguments`: further arguments of a source.
         """
-        reads = self.reads[layer]
+        reads = self.numbers[layer]
         if all(number is None for number in reads):
             return None
 
         def computed(number: int) -> Tensor:
             source = recomputed(self.module(number, owners), again and cache is None)
-            tokens = embedded if self.once[number] else x
+            tokens = embedded if self.reads_embedded[number] else x
             ask = functools.partial(source, tokens, **arguments)
             if cache is None:
                 return ask()
             if self.cross:  # the context is the same in every step
-                return cache.cross.once(("symbols", number), lambda: {"symbols": ask()})["symbols"]
+                return cache.cross.computed_once(("symbols", number), lambda: {"symbols": ask()})["symbols"]
             return ask(first=cache.length, cache=cache)
 
         # Called twice, a source would add the same tokens to the cache twice.
         for number in dict.fromkeys(reads):
-            if number is not None and not (self.once[number] and number in computed_symbols):
+            if number is not None and not (self.reads_embedded[number] and number in computed_symbols):
                 computed_symbols[number] = computed(number)
         symbols: list[Tensor | None] = []
         for number in reads:
             symbols.append(None if number is None else computed_symbols[number])
         return symbols
 
-    def shown(
+    def with_assignments(
         self,
         taps: Taps,
         layer: int,
@@ -160,12 +162,12 @@ class Sources:
         Tokens are `x` or, for sources that are called once per model, `embedded`.
         """
         groups = list(taps.groups)
-        for i, number in enumerate(self.reads[layer]):
+        for i, number in enumerate(self.numbers[layer]):
             if number is None:
                 continue
             module = self.module(number, owners)
             if isinstance(module, (SymbolicAttention, RelationalSymbols)):
-                tokens = embedded if self.once[number] else x
+                tokens = embedded if self.reads_embedded[number] else x
                 assigned = module.assignments(tokens, **arguments)
                 groups[i] = dataclasses.replace(groups[i], assignments=assigned)
         return dataclasses.replace(taps, groups=tuple(groups))

@@ -60,7 +60,7 @@ class Transformer(nn.Module):
     """
 
     encoder: nn.Module | None
-    _own: Sources
+    _self_sources: Sources
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class Transformer(nn.Module):
         self.positions = input_positions(settings, **placement)
         layers = [settings.layer_heads(i) for i in range(settings.layers)]
         cross_layers = [settings.layer_cross_heads(i) for i in range(settings.layers)]
-        self._own = Sources(settings, layers, **placement)
-        self._across = Sources(settings, cross_layers, cross=True, **placement)
-        self.symbols, self.cross_symbols = self._own.shared, self._across.shared
+        self._self_sources = Sources(settings, layers, **placement)
+        self._cross_sources = Sources(settings, cross_layers, cross=True, **placement)
+        self.symbols, self.cross_symbols = self._self_sources.shared, self._cross_sources.shared
         # Layers share rotary tables, but each has its own relative bias; other positions are added to the inputs.
         shared: Positions = None
         if isinstance(settings.positions, config.Rotary):
@@ -95,10 +95,10 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList()
         for i in range(settings.layers):
             block = _block(settings, i, shared, **placement)
-            if len(self._own.own[i]):
-                block.add_module("symbols", self._own.own[i])
-            if len(self._across.own[i]):
-                block.add_module("cross_symbols", self._across.own[i])
+            if len(self._self_sources.by_layer[i]):
+                block.add_module("symbols", self._self_sources.by_layer[i])
+            if len(self._cross_sources.by_layer[i]):
+                block.add_module("cross_symbols", self._cross_sources.by_layer[i])
             self.blocks.append(block)
         # By default only a pre-norm model has a last norm: the blocks of a post-norm model end with one.
         has_final_norm = settings.final_norm
@@ -304,20 +304,20 @@ class Transformer(nn.Module):
             if arguments.stream is not None:
                 arguments.stream.append(x)
             # A model may have lost blocks: symbols go by the number of the layer, caches by the place of the block.
-            layer, owners = self._own.layer_of(block, i), (self, block)
+            layer, owners = self._self_sources.layer_of(block, i), (self, block)
             cache = keep = None
             if arguments.cache is not None:
                 cache = arguments.cache[i]
             if arguments.keep is not None:
                 keep = arguments.keep[i]
             options: dict[str, Any] = {"cache": cache, "again": again}
-            symbols = self._own.read(
+            symbols = self._self_sources.symbols_of_layer(
                 layer, owners, x, embedded, own_symbols, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens,
                 positions=arguments.positions, **options,
             )  # fmt: skip
             context, context_symbols = arguments.context, None
             if context is not None:
-                context_symbols = self._across.read(
+                context_symbols = self._cross_sources.symbols_of_layer(
                     layer, owners, context, context, cross_symbols, mask=arguments.context_mask, **options
                 )
             entering = x
@@ -350,12 +350,12 @@ class Transformer(nn.Module):
     ) -> list[Taps]:
         """The taps of a block, with its attention over symbols; in an encoder-decoder with names."""
         if arguments.cache is None:  # a cache does not hold the stream of earlier tokens
-            layer_taps[0] = self._own.shown(
+            layer_taps[0] = self._self_sources.with_assignments(
                 layer_taps[0], layer, owners, *stream, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens
             )
             context = arguments.context
             if context is not None:
-                layer_taps[1] = self._across.shown(
+                layer_taps[1] = self._cross_sources.with_assignments(
                     layer_taps[1], layer, owners, context, context, mask=arguments.context_mask
                 )
         if self.encoder is None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
@@ -87,10 +86,8 @@ class Masks:
             window = min(self.window, t + s)  # keep sums within int32
             first, end = position - (window - 1), torch.minimum(end, position + window)
         if self.cu_seqlens is not None:
-            edges = F.pad(self.cu_seqlens[1:], (1, 0))  # rows behind the last edge form one more sequence
-            sequence = sequence_of(self.cu_seqlens, t)
-            first = torch.maximum(first, edges[sequence])
-            end = torch.minimum(end, F.pad(edges[1:], (0, 1), value=t)[sequence])
+            first_of_sequence, end_of_sequence = sequence_ranges(self.cu_seqlens, t)
+            first, end = torch.maximum(first, first_of_sequence), torch.minimum(end, end_of_sequence)
         return first.clamp_(min=0), end.clamp_(min=0, max=s)
 
     def visible(self, t: int, s: int, device: torch.device) -> Tensor | None:
@@ -99,22 +96,27 @@ class Masks:
         if self.causal:
             limits.append(diagonal(t, s, device))
         if self.window is not None:
-            query_places = torch.arange(s - t, s, device=device)[:, None]
-            limits.append((query_places - torch.arange(s, device=device)).abs() < self.window)
+            query_positions = torch.arange(s - t, s, device=device)[:, None]
+            limits.append((query_positions - torch.arange(s, device=device)).abs() < self.window)
         if self.cu_seqlens is not None:
             sequence = sequence_of(self.cu_seqlens, t)
             limits.append(sequence[:, None] == sequence)
         if self.mask is not None:
             limits.append(self.mask)
-        if not limits:
-            return None
-        visible = limits[0]
-        for limit in limits[1:]:
-            visible = visible & limit
+        visible: Tensor | None = None
+        for limit in limits:
+            visible = both(visible, limit)
         return visible
 
 
 NOTHING_HIDDEN = Masks()
+
+
+def both(mask: Tensor | None, other: Tensor | None) -> Tensor | None:
+    """The pairs that both masks allow; None allows all."""
+    if mask is None or other is None:
+        return other if mask is None else mask
+    return mask & other
 
 
 def diagonal(t: int, s: int, device: torch.device) -> Tensor:
@@ -125,6 +127,13 @@ def diagonal(t: int, s: int, device: torch.device) -> Tensor:
 def sequence_of(cu_seqlens: Tensor, rows: int) -> Tensor:
     """(rows,) index of the sequence of each row of a packed sample; rows behind the last edge form one more."""
     return torch.bucketize(torch.arange(rows, device=cu_seqlens.device), cu_seqlens[1:], right=True)
+
+
+def sequence_ranges(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor]:
+    """For each row of a packed sample the first row of its sequence, and one past the last: two (rows,)."""
+    edges = torch.cat((cu_seqlens.new_zeros(1), cu_seqlens[1:], cu_seqlens.new_full((1,), rows)))
+    sequence = sequence_of(cu_seqlens, rows)
+    return edges[sequence], edges[sequence + 1]
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,8 @@ def _blocks(
         weight = weight.to(x.dtype)  # once, not in each block
     block = BLOCK if x.device.type == "cpu" else BLOCK_ELSEWHERE
     num_rows = max(1, block // len(weight))
-    for row, row_targets in zip(x.split(num_rows), targets.long().split(num_rows), strict=True):
-        yield row, weight, bias, row_targets
+    for rows, targets_of_rows in zip(x.split(num_rows), targets.long().split(num_rows), strict=True):
+        yield rows, weight, bias, targets_of_rows
 
 
 def _losses(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, factor: float) -> Tensor:
@@ -100,7 +100,7 @@ def _logits(x: Tensor, weight: Tensor, bias: Tensor | None, factor: float) -> Te
     if bias is not None:
         bias = bias.to(x.dtype)
     logits = wide(F.linear(x, weight.to(x.dtype), bias))
-    if not isinstance(factor, Tensor) and factor == 1.0:
+    if factor == 1.0:
         return logits
     return logits * factor
 

@@ -135,18 +135,17 @@ def check_tensors(op: Op, call: AttentionCall) -> None:
 
 def zero_masked_keys(call: AttentionCall) -> AttentionCall:
     """The call with zeros for keys and values that its mask hides from every query: there NaN would spread."""
-    if call.masks.mask is None:
+    mask = call.masks.mask
+    if mask is None:
         return call
-    k, v = zero_masked(call.masks.mask, call.k, call.v)
+    call = replace(call, k=zero_masked(mask, call.k), v=zero_masked(mask, call.v))
     if call.k_rel is None:
-        return replace(call, k=k, v=v)
-    (k_rel,) = zero_masked(call.masks.mask, call.k_rel)
-    return replace(call, k=k, v=v, k_rel=k_rel)
+        return call
+    return replace(call, k_rel=zero_masked(mask, call.k_rel))
 
 
 def compute_code(op: Op, call: AttentionCall) -> Tensor:
     """The latent code (b h t s) of a call; the reference computes the same one."""
     call = cast_call(call)
     with without_autocast(call.q):
-        (k,) = zero_masked(call.masks.mask, call.k)
-        return op.code(replace(call, k=k))
+        return op.code(replace(call, k=zero_masked(call.masks.mask, call.k)))

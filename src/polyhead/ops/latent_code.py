@@ -12,14 +12,13 @@ architectures" (relations).  The softmax over heads is ours.
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Mask, Masks, Packed, check_same_kind, check_scale
+from polyhead.ops.call import AttentionCall, Bias, Mask, Masks, Packed, both, check_same_kind, check_scale
 from polyhead.ops.precision import casting
 from polyhead.ops.readable import is_cheap_to_read
 from polyhead.spec import ACTS, NORMALISE, RELATION_ACTS, RMS_HEADS_EPS, SOFTMAX_AXIS
@@ -98,19 +97,15 @@ def of_pairs(x: Tensor) -> Tensor:
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
-def zero_masked(mask: Tensor | None, *key_tensors: Tensor) -> tuple[Tensor, ...]:
-    """Keys and values (b s g _), 0 at keys that `mask` hides from every query in all heads unless they are harmless.
+def zero_masked(mask: Tensor | None, x: Tensor) -> Tensor:
+    """Keys or values (b s g _), 0 at keys that `mask` hides from every query in all heads unless they are harmless.
 
     Symbols by offset belong to no key and stay unchanged.  Small numbers stay unchanged where data may be read: the
     code 0 removes them anyway, and copying them would cost a training step of small models 7 %.
     """
-    if mask is None:
-        return key_tensors
-    results = []
-    for tensor in key_tensors:
-        is_unchanged = tensor.ndim != 4 or is_known_small(tensor)
-        results.append(tensor if is_unchanged else zero_hidden_keys(mask, tensor))
-    return tuple(results)
+    if mask is None or x.ndim != 4 or is_known_small(x):
+        return x
+    return zero_hidden_keys(mask, x)
 
 
 def is_known_small(x: Tensor) -> bool:
@@ -142,12 +137,17 @@ def hidden_by(bias: Tensor) -> Tensor | None:
 
 def visible_pairs(call: AttentionCall) -> Tensor | None:
     """`call.visible()` without the pairs whose bias is -inf."""
-    visible = call.visible()
     hidden = None if call.bias is None else hidden_by(call.bias)
     if hidden is None:
+        return call.visible()
+    return both(call.visible(), dense(~hidden, *call.lengths))
+
+
+def any_head(visible: Tensor | None) -> Tensor | None:
+    """The mask of what heads share: True where it is True for any head."""
+    if visible is None or visible.ndim < 3:
         return visible
-    finite = dense(~hidden, *call.lengths)
-    return finite if visible is None else visible & finite
+    return visible.any(-3, keepdim=True)
 
 
 def relation_mask(call: AttentionCall) -> Tensor | None:
@@ -161,7 +161,7 @@ def products(call: AttentionCall) -> Tensor:
     return inner(call.q, share(call.k, call.q.shape[2]), call.score_scale)
 
 
-def inner(q: Tensor, k: Tensor, factor: float | Tensor) -> Tensor:
+def inner(q: Tensor, k: Tensor, factor: float) -> Tensor:
     """`factor q . k` (b h t s), in at least float32."""
     # In bfloat16 a score of 60 is off by 0.1, so its exponential by 10 %.  On a CPU float32 is no slower.
     if q.device.type == "cpu":
@@ -180,15 +180,8 @@ def with_bias(scores: Tensor, bias: Tensor | None, visible: Tensor | None) -> tu
     t, s = scores.shape[2:]
     hidden = hidden_by(bias)
     if hidden is not None:
-        bias, finite = bias.masked_fill(hidden, 0), dense(~hidden, t, s)
-        visible = finite if visible is None else visible & finite
+        bias, visible = bias.masked_fill(hidden, 0), both(visible, dense(~hidden, t, s))
     return wide(scores) + dense(bias, t, s), visible
-
-
-def softmax_dim(normalise: str) -> int | None:
-    """The dimension of (b h t s) scores that the softmax runs along, or None without a softmax."""
-    axis = SOFTMAX_AXIS.get(normalise)
-    return None if axis is None else "bhts".index(axis)
 
 
 def softmax_visible(scores: Tensor, visible: Tensor | None, dim: int) -> Tensor:
@@ -198,9 +191,16 @@ def softmax_visible(scores: Tensor, visible: Tensor | None, dim: int) -> Tensor:
     """
     if visible is None:
         return scores.softmax(dim)
-    # -inf, as a bias may give visible keys the least number; 0 in an empty row, where -inf would give NaN.
+    return hide(scores, visible, dim).softmax(dim).masked_fill(~visible, 0)
+
+
+def hide(scores: Tensor, visible: Tensor, dim: int) -> Tensor:
+    """(b h t s) scores, -inf at hidden pairs, as a bias may give visible ones the least number.
+
+    A row along `dim` in which nothing is visible gets 0: there -inf alone would give NaN.
+    """
     fill = torch.where(of_pairs(visible).any(dim, keepdim=True), -torch.inf, 0.0).to(scores.dtype)
-    return torch.where(visible, scores, fill).softmax(dim).masked_fill(~visible, 0)
+    return torch.where(visible, scores, fill)
 
 
 def softmax_with_sinks(scores: Tensor, visible: Tensor | None, sinks: Tensor) -> Tensor:
@@ -209,9 +209,7 @@ def softmax_with_sinks(scores: Tensor, visible: Tensor | None, sinks: Tensor) ->
     A row in which nothing is visible gets zeros: all its weight is the sink's.
     """
     if visible is not None:
-        # 0 in a row without keys, where -inf beside a sink of -inf would give NaN.
-        fill = torch.where(of_pairs(visible).any(3, keepdim=True), -torch.inf, 0.0).to(scores.dtype)
-        scores = torch.where(visible, scores, fill)
+        scores = hide(scores, visible, 3)  # a sink may be -inf, too
     sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
     weights = torch.cat((scores, sink), dim=3).softmax(3)[..., :-1]
     return weights if visible is None else weights.masked_fill(~visible, 0)
@@ -228,9 +226,9 @@ def rms_heads(scores: Tensor) -> Tensor:
 
 def normalised(scores: Tensor, normalise: str, visible: Tensor | None) -> Tensor:
     """The code of (b h t s) scores.  Masked pairs are -inf before a softmax and 0 otherwise."""
-    dim = softmax_dim(normalise)
-    if dim is not None:
-        code = softmax_visible(scores, visible, dim)
+    axis = SOFTMAX_AXIS.get(normalise)
+    if axis is not None:
+        code = softmax_visible(scores, visible, "bhts".index(axis))
     elif visible is not None:
         code = scores.masked_fill(~visible, 0)
     else:
@@ -273,15 +271,6 @@ def retrieve(code: Tensor, symbols: Tensor) -> Tensor:
     return torch.einsum("b h t n, n h e -> b t h e", by_offset(code), share(symbols[None], code.shape[1])[0])
 
 
-def retrieved_and_related(call: AttentionCall) -> list[Tensor]:
-    """The sums over symbols (b t h e) and over relations (b t h r) of relational heads, before relation_weight."""
-    call = replace(call, masks=Masks(call.visible()))
-    q_rel, k_rel = call.relation_qk
-    a = drop(code(call), call.keep)
-    rel = relations(q_rel, k_rel, relation_act=call.act, mask=relation_mask(call))
-    return [retrieve(a, call.symbols), torch.einsum("b h t s, b r t s -> b t h r", a, rel)]
-
-
 # --------------------------------------------------------------------------------------------------------------- checks
 def check_step(function: str, q: Tensor, k: Tensor, v: Tensor, state: Tensor | None) -> None:
     """Raise ValueError unless the tensors of a step have one dtype and one device, and the state that of sums over
@@ -318,7 +307,7 @@ def latent_code(
         one_of("latent_code", "normalise", normalise, NORMALISE)
         check_same_kind("latent_code", {"q": q, "k": k})
         check_scale("latent_code", scale)
-        (k,) = zero_masked(mask, k)
+        k = zero_masked(mask, k)
         masks = Masks(mask, causal, window, cu_seqlens)
         call = AttentionCall(q, k, k, bias, masks, normalise=normalise, scale=scale)
         check_masks("latent_code", masks, q.shape[0], *call.lengths, is_cheap_to_read)
@@ -350,8 +339,6 @@ def relations(
         t, s = q_rel.shape[1], k_rel.shape[1]
         check_masks("relations", masks, q_rel.shape[0], t, s, is_cheap_to_read)
         if relation_act == "softmax":
-            (k_rel,) = zero_masked(mask, k_rel)
-        visible = masks.visible(t, s, q_rel.device)
-        if visible is not None and visible.ndim > 2 and visible.shape[-3] != 1:
-            visible = visible.any(-3, keepdim=True)
+            k_rel = zero_masked(mask, k_rel)
+        visible = any_head(masks.visible(t, s, q_rel.device))
         return relate(inner(q_rel, k_rel, q_rel.shape[-1] ** -0.5), relation_act, visible).to(q_rel.dtype)

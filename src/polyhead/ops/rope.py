@@ -57,12 +57,15 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     Returns the dtype of `x`.
     """
     wide = x.to(cos.dtype)
-    if layout == "interleaved" and _viewable_as_complex(wide):
-        turned = torch.view_as_complex(wide.unflatten(-1, (-1, 2))) * torch.complex(cos, sin)
-        return torch.view_as_real(turned).flatten(-2).to(x.dtype)
-    a, b = wide.unflatten(-1, (-1, 2)).unbind(-1) if layout == "interleaved" else wide.chunk(2, -1)
-    pair = (a * cos - b * sin, a * sin + b * cos)
-    return (torch.stack(pair, -1).flatten(-2) if layout == "interleaved" else torch.cat(pair, -1)).to(x.dtype)
+    if layout == "half":
+        a, b = wide.chunk(2, -1)
+        return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
+    pairs = wide.unflatten(-1, (-1, 2))  # (... d/2 2)
+    if _viewable_as_complex(wide):
+        rotated = torch.view_as_complex(pairs) * torch.complex(cos, sin)
+        return torch.view_as_real(rotated).flatten(-2).to(x.dtype)
+    a, b = pairs.unbind(-1)
+    return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
 
 
 def _viewable_as_complex(x: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Parts that several implementations share: refusals, key masks, and the tiles of pairs that are visible."""
+"""What several implementations share: a refusal, and the tiles of pairs that are visible."""
 
 from dataclasses import dataclass, replace
 
@@ -49,18 +49,19 @@ class VisibleTiles:
             masks = replace(masks, cu_seqlens=masks.cu_seqlens.cpu())
         first, end = masks.ranges(t, s, torch.device("cpu"))
         self.first, self.end = first.tolist(), end.tolist()
-        self.rows = first.to(device), end.to(device)
+        self.device_ranges = first.to(device), end.to(device)
 
     def keys(self, q0: int, q1: int) -> tuple[int, int]:
         """The first key that any of these queries may attend to, and one past the last."""
         return (self.first[q0], self.end[q1 - 1]) if self.limited else (0, self.s)
 
-    def hides(self, at: Tile) -> bool:
+    def hides(self, tile: Tile) -> bool:
         """Whether a pair of a tile may be hidden."""
-        return self.limited and (self.first[at.q1 - 1] > at.k0 or self.end[at.q0] < at.k1)
+        # Neither end of the ranges decreases: the last query's begins last, and the first query's ends first.
+        return self.limited and (self.first[tile.q1 - 1] > tile.k0 or self.end[tile.q0] < tile.k1)
 
-    def hidden(self, at: Tile) -> Tensor:
+    def hidden(self, tile: Tile) -> Tensor:
         """True at hidden pairs (q k)."""
-        first, end = (x[at.q, None] for x in self.rows)
-        keys = torch.arange(at.k0, at.k1, device=first.device)
+        first, end = (x[tile.q, None] for x in self.device_ranges)  # (q 1)
+        keys = torch.arange(tile.k0, tile.k1, device=first.device)
         return (keys < first) | (keys >= end)

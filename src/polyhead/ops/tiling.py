@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Masks
+from polyhead.ops.call import AttentionCall, Masks, both
 from polyhead.ops.kernel import Gradients, Kernel, Outputs, empty_output, unsupported_by_kernels
 from polyhead.ops.latent_code import wide
 from polyhead.ops.tiles import Tile, VisibleTiles
@@ -136,12 +136,13 @@ def _to_compute_dtype(x: Tensor) -> Tensor:
 
 
 def _cut(name: str, x: Tensor, samples: slice, tile: Tile, call: AttentionCall) -> Tensor:
-    """A view of the part of `x` that belongs to a tile and to some samples."""
-    letters = AXES_BY_OFFSET.get((name, x.ndim), TILED_AXES.get(name, "")[-x.ndim :])
+    """A view of the part of `x` that belongs to a tile and to some samples; all of a weight, which has no axes here."""
+    axes = TILED_AXES.get(name, "")[-x.ndim :]  # a mask of fewer dimensions has the last ones of (b h t s)
+    axes = AXES_BY_OFFSET.get((name, x.ndim), axes)
     parts = {"b": samples, "t": tile.q, "s": tile.k, "n": tile.offsets(call.q.shape[1])}
     index = []
-    for letter, size in zip(letters, x.shape, strict=False):  # a weight has no letters: all tiles share it
-        index.append(parts.get(letter, slice(None)) if size > 1 else slice(None))
+    for axis, size in zip(axes, x.shape, strict=False):
+        index.append(parts.get(axis, slice(None)) if size > 1 else slice(None))
     return x[tuple(index)]
 
 
@@ -162,13 +163,9 @@ def _tiles(call: AttentionCall) -> Iterator[tuple[slice, Tile, AttentionCall]]:
             in_range = ~ranges.hidden(tile) if ranges.hides(tile) else None
             for b0 in range(0, b, max_samples):
                 samples = slice(b0, min(b0 + max_samples, b))
-                mask = in_range
-                if call.masks.mask is not None:
-                    mask = _cut("mask", call.masks.mask, samples, tile, call)
-                    if in_range is not None:
-                        mask = mask & in_range
+                mask = None if call.masks.mask is None else _cut("mask", call.masks.mask, samples, tile, call)
                 keep = None if call.keep is None else _cut("keep", call.keep, samples, tile, call)
-                yield samples, tile, replace(call, masks=Masks(mask), keep=keep)
+                yield samples, tile, replace(call, masks=Masks(both(mask, in_range)), keep=keep)
 
 
 def _tile_sizes(call: AttentionCall) -> tuple[int, int, int]:

@@ -130,7 +130,7 @@ class MechanismRow:
     @property
     def reads_symbols(self) -> bool:
         """Whether its values are symbols."""
-        return "symbol" in self.equation
+        return "symbols" in self.tensors
 
     @property
     def layer(self) -> dict[str, str]:

@@ -19,9 +19,9 @@ from polyhead.compat.foreign import limits
 from polyhead.compat.heads import Groups, added
 from polyhead.compat.huggingface.cache import CACHE_NAME
 from polyhead.layers.call import LayerLimits, drawn_keep
-from polyhead.layers.heads.functions import HeadGroup, asked, attended
+from polyhead.layers.heads.functions import HeadGroup, attended
 from polyhead.layers.heads.groups import build
-from polyhead.layers.heads.symbolic import SymbolGroup
+from polyhead.layers.heads.symbolic import SymbolGroup, symbol_group
 from polyhead.layers.projection import by_offset
 from polyhead.ops.call import Masks
 from polyhead.ops.latent_code import at_least_float32, share
@@ -112,10 +112,11 @@ class Heads(Groups):
         for i, (group, source) in enumerate(zip(self.groups, self.source_of, strict=True)):
             if source is None:
                 continue
-            features = asked(group, "features")(x)
-            for name, tensor in (asked(group, "receive")(features) | asked(group, "send")(features)).items():
+            features = symbol_group(group).features(x)
+            related = symbol_group(group).receive(features) | symbol_group(group).send(features)
+            for name, tensor in related.items():
                 from_stream[i, name] = tensor
-            values = asked(group, "values")(symbols[source])
+            values = symbol_group(group).values(symbols[source])
             if values.ndim == 4:  # symbols by position may be shared by all sequences; a table by offset is
                 from_stream[i, "v"] = values.expand(x.shape[0], -1, -1, -1)
             else:

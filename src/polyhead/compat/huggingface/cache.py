@@ -25,7 +25,7 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
     def is_croppable(self) -> bool:
         """Whether every layer stores each token separately, and all of them."""
         for layer in self:
-            for name, tensor in layer._kept.items():
+            for name, tensor in layer._tensors_by_name.items():
                 is_sum = isinstance(name, tuple) and name[-1] == "state"
                 if is_sum or tensor.shape[1] != layer.length:
                     return False
@@ -61,7 +61,7 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
             raise ValueError("PolyheadCache: some heads keep a sum of earlier tokens, or only the last: none can go")
         length = self.length + tokens_to_remove
         for layer in self:
-            layer._kept = {name: tensor[:, :length] for name, tensor in layer._kept.items()}
+            layer._tensors_by_name = {name: tensor[:, :length] for name, tensor in layer._tensors_by_name.items()}
             if layer.real is not None:
                 layer.real = layer.real[:, :length]
             layer.length = length

@@ -74,6 +74,8 @@ class MultiheadAttention(MultiHeadAttention):
             raise ValueError(f"{NAME}: num_heads = {num_heads} but heads have {self.total_heads}")
         if add_bias_kv or add_zero_attn:
             raise ValueError(f"{NAME}: keys must be made of the inputs but add_bias_kv or add_zero_attn is True")
+        if len({embed_dim, self.kdim, self.vdim}) > 1 and not all("v" in size.takes for size in self.sizes):
+            raise ValueError(f"{NAME}: heads with symbols take no kdim and vdim: they read keys as wide as queries")
         self.num_heads, self.head_dim, self.batch_first = num_heads, embed_dim // num_heads, batch_first
         self.bias_k, self.bias_v, self.add_zero_attn = None, None, False
         # False stops PyTorch's layers from using their fused kernel; in_proj_weight shows whether weights are joint.

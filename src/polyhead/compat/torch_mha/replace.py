@@ -79,26 +79,32 @@ def around(old: Any, heads: Heads, *, device: Device, max_length: int = 512) -> 
         max_length=max_length,
     ).train(old.training)
     new.out_proj = old.out_proj
-    # The rows of queries, keys and those values that are read; symbols are mapped by the rows of the others.
-    rows, width = [slice(2 * old.embed_dim)], old.head_dim
+    # Of the values only those rows are kept that a group reads; symbols are mapped by the rows of the others.
+    width = old.head_dim
+    value_rows = []
     weights, biases = projections(old, old.embed_dim)
     groups: Any = new.groups
     for group, size, (first, last) in zip(groups, new.sizes, new.heads_of, strict=True):
         if (size.dim, size.value_dim, size.kv_heads) != (width, width, size.heads) or not {"q", "k"} <= set(size.takes):
             dims = f"{size.dim}, {size.value_dim} and kv_heads {size.kv_heads}"
             raise ValueError(f"replace: heads must have dim, value_dim = {width} and keys of their own but {dims} came")
+        rows = slice(first * width, last * width)
         if "v" in size.takes:
-            rows.append(slice((2 * old.num_heads + first) * width, (2 * old.num_heads + last) * width))
+            value_rows.append(rows)
         elif group.symbol_dim == old.vdim:
-            group.value.weight.copy_(weights[2][first * width : last * width])
+            group.value.weight.copy_(weights[2][rows])
             if biases[2] is not None:
-                group.value.bias.copy_(biases[2][first * width : last * width])
+                group.value.bias.copy_(biases[2][rows])
         if hasattr(group, "reset_parameters"):
             group.reset_parameters()
+    reads_all_values = all("v" in size.takes for size in new.sizes)
     for name in MAPS:
         tensor = getattr(old, name)
-        if tensor is not None and not all("v" in size.takes for size in new.sizes):
-            tensor = nn.Parameter(torch.cat([tensor[part] for part in rows]), requires_grad=tensor.requires_grad)
+        if tensor is not None and not reads_all_values:
+            # The values are the last embed_dim rows of the joint matrix and of its bias.
+            before, values = tensor[: -old.embed_dim], tensor[-old.embed_dim :]
+            parts = [before, *(values[rows] for rows in value_rows)]
+            tensor = nn.Parameter(torch.cat(parts), requires_grad=tensor.requires_grad)
         delattr(new, name)
         setattr(new, name, tensor)
     return new

@@ -72,7 +72,7 @@ class HeadGroup(nn.Module):
     normalise: str
     act: str
     depth = 1  # layers of the value network
-    takes: tuple[str, ...] = ()  # names of attributes that are passed to the function as options
+    option_names: tuple[str, ...] = ()  # attributes that are passed to the function as options
     attend: Callable[..., Tensor]
     functions: Functions
 
@@ -110,7 +110,7 @@ class HeadGroup(nn.Module):
 
     def options(self, call: AttentionCall) -> dict[str, Any]:
         """Keyword arguments of the function for a call, other than its tensors and limits."""
-        return {name: getattr(self, name) for name in self.takes}
+        return {name: getattr(self, name) for name in self.option_names}
 
     def arrays(self, call: AttentionCall) -> list[Tensor]:
         """The positional arguments of the function."""
@@ -119,13 +119,6 @@ class HeadGroup(nn.Module):
     def forward(self, call: AttentionCall) -> Float[Tensor, "b t h e"]:
         """The function's output for the tensors of a call."""
         return self.attend(*self.arrays(call), keep=call.keep, **limits_of(call), **self.options(call))
-
-
-def asked(group: Any, method: str) -> Callable[..., Any]:
-    """A method of relational heads.  Raises ValueError if a wrapper does not pass it on."""
-    if not hasattr(group, method):
-        raise ValueError(f"{type(group).__name__}: relational heads must have a method {method}, wrapped ones as well")
-    return getattr(group, method)
 
 
 def compiled(group: Any) -> Any:

@@ -33,7 +33,7 @@ class TokenHeads(HeadGroup):
         row = next(row for row in spec.MECHANISMS if isinstance(mechanism, getattr(config, row.config)))
         for name in row.options:
             setattr(self, name, getattr(mechanism, name))
-        self.kind, self.takes = row.folder, tuple(row.options)
+        self.kind, self.option_names = row.folder, tuple(row.options)
         self.normalise = getattr(self, "normalise", row.normalise)
         self.act = getattr(self, "act", "identity")
         self.begin(row.folder, mechanism.impl)
@@ -116,7 +116,7 @@ class HylaHeads(TokenHeads):
 
     def __init__(self, mechanism: config.Hyla, sizes: Sizes, **placement: Unpack[Placement]) -> None:
         super().__init__(mechanism, sizes)
-        self.depth, self.takes = mechanism.value_depth, (*self.takes, "value_weight")
+        self.depth, self.option_names = mechanism.value_depth, (*self.option_names, "value_weight")
         if self.depth == 2:
             e = sizes.value_dim
             self.value_weight = nn.Parameter(torch.empty(sizes.heads, e, e, **placement))

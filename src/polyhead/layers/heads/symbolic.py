@@ -5,7 +5,7 @@ hidden features.  `value` maps symbols; `q_rel` and `k_rel` (one map if symmetri
 keys.  A layer calls `features`, then `receive`, `send` and `values`, and passes the results to the op.
 """
 
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import torch
 from jaxtyping import Float
@@ -34,7 +34,7 @@ class SymbolGroup(HeadGroup):
     """
 
     normalise, act = "softmax", "identity"
-    takes = ("relation_act",)
+    option_names = ("relation_act",)
 
     def __init__(
         self,
@@ -168,6 +168,15 @@ class RelationalHeads(SymbolGroup):
                 "call reset_parameters of children first, as `layer.apply` does"
             )
         nn.init.normal_(self.relation_weight).mul_(std)
+
+
+def symbol_group(group: nn.Module) -> SymbolGroup:
+    """A group of heads with symbols, perhaps wrapped.  Raises ValueError if a wrapper does not pass its methods on."""
+    for method in ("features", "receive", "send", "values"):
+        if not hasattr(group, method):
+            kind = type(group).__name__
+            raise ValueError(f"{kind}: relational heads must have a method {method}, wrapped ones as well")
+    return cast(SymbolGroup, group)
 
 
 class DisentangledHeads(SymbolGroup):

@@ -114,7 +114,7 @@ def _rows(x: Tensor, chunk: int, t: int) -> Tensor:
     return x.flatten(1, 2).flatten(2, 3)[:, :t]
 
 
-def _own(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
+def _within_chunks(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
     """The part of the output from keys of the query's own chunk; the mask `visible` is (t s) or (n t s)."""
     visible = visible.unsqueeze(-3)  # heads of a group lie one after the other
     code = (q @ k.mT).unflatten(3, (-1, visible.shape[-1])).masked_fill(~visible, 0).flatten(3, 4)
@@ -132,27 +132,28 @@ def _square(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Te
     lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
     # State n holds all keys before chunk n: a running sum of the products of each chunk.
     states = torch.cat((before.unsqueeze(2), wide(k).mT @ wide(v)), 2).cumsum(2)
-    out = _own(q, k, v, lower) + _read(q, states[:, :, :-1])
+    out = _within_chunks(q, k, v, lower) + _read(q, states[:, :, :-1])
     return _rows(out, chunk, t), states[:, :, -1]
 
 
 # ----------------------------------------------------------------------------------------------------- packed sequences
 def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool) -> Tensor:
+    """Attention within packed sequences, with as many queries as keys."""
     t, g = q.shape[1], k.shape[2]
     chunk = max(1, min(CHUNK, t))
     q, k, v = (_chunks(x, chunk, g) for x in (q, k, v))
     sequence = sequence_of(cu_seqlens, k.shape[2] * chunk).unflatten(0, (-1, chunk))  # (n t)
-    first, last = sequence[:, 0], sequence[:, -1]
+    first, last = sequence[:, 0], sequence[:, -1]  # of each chunk (n)
     visible = sequence[:, :, None] == sequence[:, None]
-    out = _own(q, k, v, visible.tril() if causal else visible)
+    out = _within_chunks(q, k, v, visible.tril() if causal else visible)
 
-    # Chunk m adds the keys of the sequence that leaves it to each later chunk n that this sequence enters.
-    entered = (first[:, None] == last).tril(-1)
-    rows_entered = sequence == first[:, None]
-    out = out + _from_other_chunks(q, k, v, entered, rows_entered, sequence == last[:, None])
+    # Only the first sequence of a chunk comes from earlier chunks, and only its last one goes on to later chunks.
+    in_first, in_last = sequence == first[:, None], sequence == last[:, None]  # (n t)
+    reads_earlier = (first[:, None] == last).tril(-1)  # (n m): the last sequence of chunk m is the first of chunk n
+    out = out + _from_other_chunks(q, k, v, reads_earlier, in_first, in_last)
     if not causal:
-        goes_on = (last[:, None] == first).triu(1)
-        out = out + _from_other_chunks(q, k, v, goes_on, sequence == last[:, None], rows_entered)
+        reads_later = (last[:, None] == first).triu(1)
+        out = out + _from_other_chunks(q, k, v, reads_later, in_last, in_first)
     return _rows(out, chunk, t)
 
 
@@ -161,8 +162,8 @@ def _from_other_chunks(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, readers
 
     `readers` (n t) are the queries that see them, `keys` (m t) the keys that they see.
     """
-    steps = wide(k).masked_fill(~keys.unsqueeze(-1), 0).mT @ wide(v)
-    states = torch.einsum("n m, b g m d e -> b g n d e", visible.to(steps.dtype), steps)
+    sums = wide(k).masked_fill(~keys.unsqueeze(-1), 0).mT @ wide(v)  # (b g m d e)
+    states = torch.einsum("n m, b g m d e -> b g n d e", visible.to(sums.dtype), sums)
     heads_per_group = q.shape[3] // readers.shape[1]
     readers = readers.repeat(1, heads_per_group).unsqueeze(-1)
     return _read(q.masked_fill(~readers, 0), states)

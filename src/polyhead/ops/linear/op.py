@@ -79,7 +79,8 @@ def linear_step(
         check_step("linear_step", q, k, v, state)
         if mask is not None and (not Masks(mask).is_of_keys or mask.shape[-1] not in (1, k.shape[1])):
             raise ValueError(f"linear_step: mask must be one of keys (b|1, 1, 1, t) but is {tuple(mask.shape)}")
-        k, v = zero_masked(mask, zero_hidden_keys(mask, k), v)
+        # Hidden keys are always 0, as nothing else keeps them out of the state; their values matter only if not finite.
+        k, v = zero_hidden_keys(mask, k), zero_masked(mask, v)
         if state is None:
             q = chunked.zero_blind_queries(Masks(mask), q, q.shape[1], causal=True)
         return chunked.step(q, k, activation(act)(v), state, scale)

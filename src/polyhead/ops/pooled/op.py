@@ -18,6 +18,7 @@ from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed
 from polyhead.ops.dispatch import Op, run
 from polyhead.ops.latent_code import (
     act as activation,
+    any_head,
     at_least_float32,
     code,
     drop,
@@ -32,7 +33,7 @@ from polyhead.spec.shapes import check_reads_all_queries, shaped
 
 
 def reference(call: AttentionCall) -> Tensor:
-    """The equation of `call.network`, literally; h is 1 in u and e is 1 in a."""
+    """The equation of `call.network`, literally.  `u` (b 1 t s e) is the same for all heads, `a` is (b h t s 1)."""
     visible, a = visible_pairs(call), drop(code(call), call.keep)
     if call.network == "sequence":
         return sequence_network(call, a, visible)
@@ -40,7 +41,7 @@ def reference(call: AttentionCall) -> Tensor:
     u, a = u[:, None], a[..., None]  # (b 1 t s e), (b h t s 1)
     if call.network == "query":
         u = pooled(u, call.pool, any_head(visible))
-        # The code of a query is what pooling leaves of the codes of its pairs.
+        # The code of a query (b h t 1 1) is what pooling leaves of the codes of its pairs.  No keys are left to hide.
         a = rms_heads(wide(pooled(a, call.pool, visible))).to(a.dtype)
         visible = None
     return pooled(a * activation(call.act)(u), call.pool, visible).squeeze(3).transpose(1, 2)
@@ -76,13 +77,6 @@ def pooled(x: Tensor, pool: str, visible: Tensor | None) -> Tensor:
         return highest.masked_fill(~visible.any(-2, keepdim=True), 0)
     total = x.sum(3, keepdim=True, dtype=at_least_float32(x.dtype))  # may be more than float16 holds
     return (total / visible.sum(-2, keepdim=True).clamp(min=1)).to(x.dtype)
-
-
-def any_head(visible: Tensor | None) -> Tensor | None:
-    """The mask of what heads share: True where it is True for any head."""
-    if visible is None or visible.ndim < 3:
-        return visible
-    return visible.any(-3, keepdim=True)
 
 
 POOLED = Op(

@@ -7,14 +7,20 @@ The features of the senders are never retrieved; only their relations to the rec
 "Disentangling and integrating relational and sensory information in transformer architectures" (arXiv 2405.16727).
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall
-from polyhead.ops.latent_code import retrieved_and_related
+from polyhead.ops.call import AttentionCall, Masks
+from polyhead.ops.latent_code import code, drop, relation_mask, relations, retrieve
 
 
 def reference(call: AttentionCall) -> Tensor:
     """The equation, literally."""
-    retrieved, related = retrieved_and_related(call)
-    return retrieved + torch.einsum("h e r, b t h r -> b t h e", call.relation_map, related)
+    call = replace(call, masks=Masks(call.visible()))  # computed once, for the code and for the relations
+    q_rel, k_rel = call.relation_qk
+    a = drop(code(call), call.keep)
+    rel = relations(q_rel, k_rel, relation_act=call.act, mask=relation_mask(call))
+    related = torch.einsum("b h t s, b r t s -> b t h r", a, rel)
+    return retrieve(a, call.symbols) + torch.einsum("h e r, b t h r -> b t h e", call.relation_map, related)

@@ -68,16 +68,16 @@ def checked_backward(
 
 def _kernels_or_tiles(pass_: str, call: AttentionCall, cotangent: Tensor | None, kernels: Pass, tiles: Pass) -> Results:
     """The result of the kernels, checked at their first call, or of tiles where they are wrong."""
-    key = configuration(pass_, call)
+    forward_key, key = configuration("forward", call), configuration(pass_, call)
     # While a CUDA graph is captured, after its warm-up, the device must not be waited for.
     is_capturing = call.q.is_cuda and torch.cuda.is_current_stream_capturing()
-    reason = VERDICTS.get(configuration("forward", call))  # a wrong forward pass rules out both
-    if reason is None and key not in VERDICTS and call.q.numel() * call.k.numel() > 0 and not is_capturing:
+    is_unchecked = VERDICTS.get(forward_key) is None and key not in VERDICTS
+    if is_unchecked and call.q.numel() * call.k.numel() > 0 and not is_capturing:
         VERDICTS[key] = None
-        fault = _attempt(lambda: worst_difference(call, kernels, tiles))
+        fault = _attempt(lambda: first_difference(call, kernels, tiles))
         if fault is not None:
             _report(pass_, call, fault)
-    reason = reason or VERDICTS.get(key)
+    reason = VERDICTS.get(forward_key) or VERDICTS.get(key)  # a wrong forward pass rules out both
     if reason is None:
         result = _attempt(lambda: kernels(call, cotangent))
         if not isinstance(result, str):
@@ -97,8 +97,8 @@ def _report(pass_: str, call: AttentionCall, reason: str) -> str:
     return reason
 
 
-def worst_difference(call: AttentionCall, kernels: Pass, tiles: Pass) -> str | None:
-    """Which result of a part of a call is further from the exact one than allowed, in words, or None."""
+def first_difference(call: AttentionCall, kernels: Pass, tiles: Pass) -> str | None:
+    """The first result of a part of a call that is further from the exact one than allowed, in words, or None."""
     part = first_rows(call)
     cotangent = waves(empty_output(part)[0])
     results, plain = kernels(part, cotangent), tiles(part, cotangent)

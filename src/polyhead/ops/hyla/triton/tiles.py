@@ -26,7 +26,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polyhead.ops.call import Masks, sequence_of
+from polyhead.ops.call import Masks, sequence_ranges
 from polyhead.ops.latent_code import at_least_float32, of_pairs
 
 SMALLEST = 16
@@ -135,9 +135,7 @@ def limits(masks: Masks, t: int, s: int) -> RuntimeMasks:
     if window is not None:
         window = min(window, FARTHEST)
     if cu_seqlens is not None:
-        number = sequence_of(cu_seqlens, t)
-        edges = torch.cat((cu_seqlens.new_zeros(1), cu_seqlens[1:], cu_seqlens.new_full((1,), t)))
-        first, end = edges[number], edges[number + 1]
+        first, end = sequence_ranges(cu_seqlens, t)
     if masks.mask is None:
         return RuntimeMasks(None, None, first, end, window)
     mask = of_pairs(masks.mask)[:, 0, 0].expand(-1, s)
