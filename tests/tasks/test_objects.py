@@ -9,7 +9,7 @@ import torch
 
 from polyhead.tasks import ObjectSorting, PairwiseOrder, RelationalGames, SetCards
 from polyhead.tasks.object_baselines import card_pairs, grid_pairs
-from polyhead.tasks.object_sorting import _pool, ranks
+from polyhead.tasks.object_sorting import _pool, sorting_order
 from polyhead.tasks.set_cards import CARDS, is_set
 
 SPLITS = ("train", "validation", "compositional")
@@ -59,7 +59,7 @@ def test_novel_vectors_are_off_by_noise():
     noise = batch.source - task.vectors()[batch.latents["objects"]]
     assert abs(noise.std() - 0.5) < 0.01
     assert abs(noise.mean()) < 0.01
-    assert torch.equal(batch.targets, ranks(batch.latents["objects"]))
+    assert torch.equal(batch.targets, sorting_order(batch.latents["objects"]))
     clean = ObjectSorting(noise=0.0).batch("novel", 5, seed=0, step=0)
     torch.testing.assert_close(clean.source, task.vectors()[clean.latents["objects"]], rtol=0, atol=0)
 

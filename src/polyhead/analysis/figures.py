@@ -395,7 +395,8 @@ def _write_numbers(axes: "Axes", values: Array, image: Any) -> None:
             continue
         red, green, blue, _ = image.cmap(image.norm(value))
         is_light = 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
-        digits = f"{round(value, 2) + 0.0:.2f}".removeprefix("0").replace("-0.", "−.").replace("-", "−")  # no −.00
+        # ".25" and "−.25", without a zero before the point; + 0.0 turns -0.0 into 0.0.
+        digits = f"{round(value, 2) + 0.0:.2f}".removeprefix("0").replace("-0.", "−.").replace("-", "−")
         text = axes.text(
             column,
             row,

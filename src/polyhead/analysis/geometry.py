@@ -99,13 +99,13 @@ def purity(
         raise ValueError(f"purity: neighbours must be 1 to {n - 1}, fewer than the {n} codes, but is {neighbours}")
     purities = []
     for start in range(0, n, 512):
-        far = torch.cdist(x[start : start + 512], x, compute_mode="donot_use_mm_for_euclid_dist")
-        rows = torch.arange(len(far))
-        far[rows, rows + start] = torch.inf  # not its own neighbour
-        border = far.kthvalue(neighbours, dim=1, keepdim=True).values
-        near, tied = far < border, far == border
-        left = (neighbours - near.sum(1)).double() / tied.sum(1)
+        distance = torch.cdist(x[start : start + 512], x, compute_mode="donot_use_mm_for_euclid_dist")  # (k n)
+        rows = torch.arange(len(distance))
+        distance[rows, rows + start] = torch.inf  # not its own neighbour
+        border = distance.kthvalue(neighbours, dim=1, keepdim=True).values  # (k 1): that of the farthest neighbour
+        near, tied = distance < border, distance == border
+        share = (neighbours - near.sum(1)).double() / tied.sum(1)  # of a neighbour, for each code at the border
         same = y[start : start + 512, None] == y
-        purities.append(((near & same).sum(1) + left * (tied & same).sum(1)) / neighbours)
+        purities.append(((near & same).sum(1) + share * (tied & same).sum(1)) / neighbours)
     counts = y.unique(return_counts=True)[1].double()
     return float(torch.cat(purities).mean()), float((counts * (counts - 1)).sum() / (n * (n - 1)))

@@ -41,7 +41,7 @@ def sweep(recipe: RecipeName, *, scale: str | None = None, status: bool = False)
 
 def main(recipe: str, words: list[str]) -> int:
     """`polyhead sweep RECIPE ...`."""
-    options, words = split_options("sweep", words, "scale", "heads", flags=("status",))
+    options, words = split_options("sweep", words, "status")
     # Commas separate the choices of the grid here, so the groups within one choice are joined by +.
     head_words = [None]
     if options.heads is not None:

@@ -55,7 +55,7 @@ def main(recipe: str, words: list[str]) -> int:
 
     from polyhead.config import to_dict
 
-    options, words = split_options("train", words, "scale", "heads", flags=("print",))
+    options, words = split_options("train", words, "print")
     runs, training = configure("train", recipe, [words], options.scale, [options.heads])
     if options.print:
         if len(runs) != 1:
@@ -68,16 +68,12 @@ def main(recipe: str, words: list[str]) -> int:
 
 
 # -------------------------------------------------------------------------------------------------------------- options
-def split_options(
-    verb: str, words: Sequence[str], *names: str, flags: Sequence[str] = ()
-) -> tuple[argparse.Namespace, list[str]]:
-    """Take options that do not belong to the fields of a run from `words`; return their values and the other words."""
+def split_options(verb: str, words: Sequence[str], flag: str) -> tuple[argparse.Namespace, list[str]]:
+    """Take --scale, --model.heads and the switch `flag` from `words`; return their values and the other words."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for name in names:
-        option = f"--{name}".replace("--heads", "--model.heads")
-        parser.add_argument(option, dest=name)
-    for name in flags:
-        parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--scale")
+    parser.add_argument("--model.heads", dest="heads")
+    parser.add_argument(f"--{flag}", action="store_true")
     try:
         return parser.parse_known_args(list(words))
     except argparse.ArgumentError as error:
@@ -115,10 +111,11 @@ def configure(
                 if run.task != base.task:
                     run = files.fit_model(run, base)
                 changed.append(run)
+            # `--seed 3` moves the seeds of a recipe that has several, 0 and 1 to 3 and 4: one seed would repeat runs.
             old_seeds = [base.seed for base in bases]
-            moves_seeds = [run.seed for run in changed] != old_seeds
+            moves_seeds = len(set(old_seeds)) > 1 and [run.seed for run in changed] != old_seeds
             for run, old_seed in zip(changed, old_seeds, strict=True):
-                if moves_seeds and len(set(old_seeds)) > 1:  # one seed would train the same run twice
+                if moves_seeds:
                     run = reseeded(replace(run, seed=old_seed), run.seed)
                 runs.append(run)
     return runs, options
@@ -296,7 +293,7 @@ def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselin
             rows += _baseline_rows(run.task, splits, seed)
         except ValueError as error:  # the ceiling of a large family cannot be enumerated
             missing = f"No baselines and ceiling: {error}"
-    low = "; lower is better" * (run.task.better == "lower")
+    low = "; lower is better" if run.task.better == "lower" else ""
     write_table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows, missing)
 
 

@@ -1,4 +1,4 @@
-"""Shared by the readers of foreign models: masks, which are Boolean or added to scores."""
+"""Shared by the readers of foreign models: masks, which are Boolean or added to scores, and folders of models."""
 
 import json
 import pathlib

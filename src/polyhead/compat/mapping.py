@@ -23,7 +23,7 @@ class TensorMapping:
 
 def of_linear(*keys: str, name: str, bias: bool = True, rows: slice = slice(None)) -> Iterator[TensorMapping]:
     """The weight of a linear layer or norm with these keys, and its bias, as `rows` of ours."""
-    for part in ("weight", "bias")[: 1 + bias]:
+    for part in ("weight", "bias") if bias else ("weight",):
         yield TensorMapping(tuple(f"{key}.{part}" for key in keys), (f"{name}.{part}",), (rows,))
 
 

@@ -76,7 +76,8 @@ class TransformerConfig(Checked):
         if self.cross_heads is not None:
             object.__setattr__(self, "cross_heads", head_list("TransformerConfig", self.cross_heads))
         # What single fields cannot know: how they go together.
-        for reason in self._reasons():
+        reason = next(self._reasons(), None)
+        if reason is not None:
             raise ValueError(f"TransformerConfig: {reason}")
 
     def _reasons(self) -> Iterator[str]:

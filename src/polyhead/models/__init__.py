@@ -1,4 +1,4 @@
-"""The transformer, its inputs and outputs, its initialisation and its size."""
+"""The transformer, its inputs and outputs, initialisation and size, generation, and rival models."""
 
 from polyhead.models import build, generate, initialise, inputs_outputs, rivals, size, transformer
 

@@ -179,7 +179,7 @@ def baselines(runs: Iterable[Run], split: str = "compositional") -> dict[str, Es
         if task not in scores_of_task:
             scores_of_task[task] = _baseline_scores(task, split, BASELINE_SEQUENCES, len(scores_of_task))
     split_count = len(scores_of_task)
-    one_split_per_seed = split_count == len(task_of_seed) > 1
+    one_split_per_seed = split_count > 1 and split_count == len(task_of_seed)
     estimates = {}
     for name in next(iter(scores_of_task.values()), {}):
         mean_score = Score.over([scores[name] for scores in scores_of_task.values()])

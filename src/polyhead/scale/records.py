@@ -16,7 +16,16 @@ from polyhead.spec.shapes import one_of
 from polyhead.spec.values import legal
 from polyhead.train.messages import print_notice
 from polyhead.train.store import folder as run_folder
-from polyhead.train.store.folder import CONFIG, FAILURE, finished, is_claimed, place_of, read_config, read_metrics
+from polyhead.train.store.folder import (
+    CONFIG,
+    FAILURE,
+    Result,
+    finished,
+    is_claimed,
+    place_of,
+    read_config,
+    read_metrics,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -68,14 +77,13 @@ class Record:
         return f"{score:.3f} ± {error:.3f}"
 
 
-def state_of(run: Run, folder: pathlib.Path) -> tuple[State, int, str]:
-    """Return the state of a run, its number of steps, and the error of a failed run.
+def state_of(run: Run, folder: pathlib.Path, result: Result | None) -> tuple[State, int, str]:
+    """Return the state of a run, its number of steps, and the error of a failed run.  `result`: if it is finished.
 
     running: a process trains it, here or elsewhere.  stopped: no process, no error; the same command resumes it.
     """
     if not folder.is_dir():
         return State.WAITING, 0, ""
-    result = finished(folder, digest(run))
     if result is not None:
         return State.DONE, result.steps, ""
     rows = read_metrics(folder)
@@ -101,10 +109,10 @@ class Records:
             label = name
             if names.count(name) > 1:  # a run and its copy have one name
                 label = str(folder)
-            state, step, detail = state_of(run, folder)
             result = finished(folder, digest(run))
+            state, step, detail = state_of(run, folder, result)
             record = Record(label, run, folder, state, step, detail, settings, {})
-            if state is State.DONE and result is not None:
+            if result is not None:
                 record = replace(record, scores=result.scores, parameters=result.parameters, seconds=result.seconds)
             self._records.append(record)
 
@@ -190,8 +198,8 @@ class Records:
                 row |= {"state": str(record.state), "step": f"{record.step}/{record.run.train.steps}"}
             row |= columns
             for split in record.scores:
-                star = " *" * (split in best and record.score(split) == best[split].score(split))
-                row[f"{split} {record.run.task.metric}"] = record.score_text(split) + star
+                is_best = split in best and record.score(split) == best[split].score(split)
+                row[f"{split} {record.run.task.metric}"] = record.score_text(split) + (" *" if is_best else "")
             rows.append(row)
         return rows
 

@@ -1,3 +1,4 @@
-"""Shared definitions, without torch and jax: table.py has the names of `polyhead.spec`, shapes.py checks sizes."""
+"""Shared definitions, without torch and jax: table.py has the names of `polyhead.spec`, shapes.py checks
+sizes, optional.py imports extras, home.py finds folders, values.py treats JSON."""
 
 from polyhead.spec.table import *  # noqa: F403

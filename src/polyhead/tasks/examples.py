@@ -34,14 +34,23 @@ def _drawn_until(draw: Draw, kinds: Tensor, is_refused: Callable[[Tensor], Tenso
 
 def distinct(n: int, count: int, limit: int, generator: torch.Generator) -> Tensor:
     """`n` rows of `count` distinct numbers below `limit`, all such rows equally likely."""
-    rows = torch.zeros(n, 0, dtype=torch.long, device=generator.device)
+    ranks = []
     for i in range(count):
-        number = torch.randint(limit - i, (n,), generator=generator, device=generator.device)
-        # `number` is a rank among the numbers that the row lacks: step over those it has, in ascending order.
-        for previous in rows.sort(dim=1).values.unbind(1):
-            number = number + (number >= previous)
-        rows = torch.cat((rows, number[:, None]), 1)
-    return rows
+        ranks.append(torch.randint(limit - i, (n,), generator=generator, device=generator.device))
+    return unranked(torch.stack(ranks, 1))
+
+
+def unranked(ranks: Tensor) -> Tensor:
+    """Distinct numbers (... k): number i is the one of rank ranks[i] among those that numbers 0 to i - 1 left.
+
+    >>> unranked(torch.tensor([0, 0, 0]))
+    tensor([0, 1, 2])
+    """
+    numbers = ranks.clone()
+    # From the last to the first: each later number that is not below number i makes room for it.
+    for i in range(numbers.shape[-1] - 2, -1, -1):
+        numbers[..., i + 1 :] += numbers[..., i + 1 :] >= numbers[..., i : i + 1]
+    return numbers
 
 
 def picks(count: int, n: int, generator: torch.Generator) -> Tensor:

@@ -114,12 +114,13 @@ def grid_pairs(grids: Int[Tensor, "n c"], labels: Int[Tensor, "n"], queries: Int
 
     grids, labels: the training images; a cell holds an object or -1.  queries: test images; unseen objects below -1.
     """
-    pairs_of_queries = _grid_pairs(queries)
-    pairs, index = _grid_pairs(grids).unique(return_inverse=True)
-    counts = torch.stack([torch.bincount(index[labels == c].flatten(), minlength=len(pairs)) for c in (0, 1)])
+    pairs_of_queries = _grid_pairs(queries)  # (b p)
+    pairs, index = _grid_pairs(grids).unique(return_inverse=True)  # (k) distinct pairs, and (n p) which of them
+    is_class = torch.stack((labels == 0, labels == 1))  # (2 n)
+    counts = torch.stack([torch.bincount(index[rows].flatten(), minlength=len(pairs)) for rows in is_class])  # (2 k)
     # Leave one out: subtract how often a pair occurs in its own image.
-    repeats = (index[:, :, None] == index[:, None]).sum(dim=-1)
-    other_counts = counts[:, index] - torch.stack((labels == 0, labels == 1))[..., None] * repeats
+    repeats = (index[:, :, None] == index[:, None]).sum(dim=-1)  # (n p)
+    other_counts = counts[:, index] - is_class[..., None] * repeats  # (2 n p)
     without_evidence = _evidence(other_counts) == 0
     default = torch.zeros(())  # a guess
     if without_evidence.any():

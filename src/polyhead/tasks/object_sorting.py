@@ -3,7 +3,7 @@
 Objects are random vectors in an order that does not depend on the vectors.  A model reads `length` distinct objects and
 writes their positions one at a time, smallest object first (an argsort).  For objects with the order 0 < 1 < 2 ...:
 
->>> ranks(torch.tensor([[7, 2, 40, 9]]))
+>>> sorting_order(torch.tensor([[7, 2, 40, 9]]))
 tensor([[1, 0, 3, 2]])
 
 The decoder reads a start token (the number `length`) and then the positions written so far: 4 1 0 3 here.
@@ -104,7 +104,7 @@ class ObjectSorting(Task):
         if split == "novel":
             noise = torch.randn(source.shape, generator=draws, device=device, dtype=torch.float32)
             source = source + self.noise * noise
-        targets = ranks(objects)
+        targets = sorting_order(objects)
         start = torch.full((batch_size, 1), self.length, device=device)
         scored = torch.ones(targets.shape, dtype=torch.bool, device=device)
         return Batch(torch.cat((start, targets[:, :-1]), 1), targets, None, scored, {"objects": objects}, source)
@@ -147,7 +147,7 @@ class ObjectSorting(Task):
 
 
 @shaped
-def ranks(objects: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
+def sorting_order(objects: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
     """The positions of the objects of each sequence, smallest object first."""
     return objects.argsort(dim=1)
 

@@ -51,9 +51,9 @@ DTYPE = torch.float32
 """The dtype of a run's parameters, independent of the caller's default: otherwise one digest would have two results."""
 
 
-_callers: list[torch.dtype] = []
-"""The caller's default dtype, once for each context of `usual_defaults` that is open: it is one for all threads."""
-_changing = threading.Lock()
+_default_dtypes: list[torch.dtype] = []
+"""One entry per open `usual_defaults`, of any thread: first the caller's default dtype, then `DTYPE` for each other."""
+_dtype_lock = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -62,21 +62,22 @@ def usual_defaults() -> Iterator[None]:
 
     Threads may be in it at once; the last to leave restores the default dtype.
     """
-    with _changing:
-        _callers.append(torch.get_default_dtype())
+    with _dtype_lock:
+        _default_dtypes.append(torch.get_default_dtype())
         torch.set_default_dtype(DTYPE)
     try:
-        usual = torch.get_default_device().type == "cpu"
-        with contextlib.nullcontext() if usual else torch.device("cpu"):  # which slows every function of torch
+        # Entering a device slows every function of torch, so it is done only for a caller with another default device.
+        is_on_cpu = torch.get_default_device().type == "cpu"
+        with contextlib.nullcontext() if is_on_cpu else torch.device("cpu"):
             yield
     finally:
-        with _changing:
-            dtype = _callers.pop()
-            if not _callers:
+        with _dtype_lock:
+            dtype = _default_dtypes.pop()
+            if not _default_dtypes:
                 torch.set_default_dtype(dtype)
 
 
-_busy = threading.RLock()
+_training_lock = threading.RLock()
 
 
 @contextlib.contextmanager
@@ -88,7 +89,7 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
     """
     if device is None:
         device = pick_device(config.device)
-    if not _busy.acquire(blocking=False):
+    if not _training_lock.acquire(blocking=False):
         raise ValueError("train: another thread of this process trains a run; give each a process (polyhead sweep)")
     # These settings are global: unless restored, they would change the caller's own work after the run.
     num_threads = torch.get_num_threads()
@@ -118,7 +119,7 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
         if config.deterministic:  # the call imports the compiler of torch, which takes seconds
             torch.use_deterministic_algorithms(is_strict, warn_only=warns_only)
         torch.set_num_threads(num_threads)
-        _busy.release()
+        _training_lock.release()
 
 
 # ---------------------------------------------------------------------------------------------- fast matrix products

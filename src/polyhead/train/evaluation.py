@@ -1,5 +1,6 @@
 """Scores of a model on a split of its task."""
 
+import math
 import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -86,15 +87,15 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
     count = len(part.inputs)
     rows = world.rows(count)
     # A process without rows computes one unscored row, because the others wait for its part of the model.
-    rows_here = part.map(operator.itemgetter(rows if rows.start < rows.stop else slice(0, 1)))
+    num_rows = rows.stop - rows.start
+    rows_here = part.map(operator.itemgetter(rows if num_rows else slice(0, 1)))
     outputs = answers(model, task, rows_here, precision)
-    # Rows of other processes are zeros here: the sum in `_gathered` puts the rows of all side by side.
-    before, counted = rows.start, rows.stop - rows.start
-    scores = {
-        name: F.pad(value[:counted].double(), (before, count - before - counted))
-        for name, value in metrics(task, outputs, rows_here).items()
-    }
-    if not counted:
+    # Each metric (count) is 0 at rows of other processes: the sum in `_gathered` puts the rows of all side by side.
+    padding = (rows.start, count - rows.stop)
+    scores = {}
+    for name, value in metrics(task, outputs, rows_here).items():
+        scores[name] = F.pad(value[:num_rows].double(), padding)
+    if not num_rows:
         return torch.zeros((), dtype=torch.double, device=rows_here.inputs.device), scores
     # Each share is weighted by its scored positions, so the sum over processes is the mean over the part.
     return task.loss(outputs, rows_here).double() * (rows_here.scored.sum() / part.scored.sum().clamp(min=1)), scores
@@ -119,7 +120,7 @@ def enough(task: Task, split: str, batches: int, batch_size: int) -> int:
     """The number of batches, or fewer if those cover the split once.  Raises ValueError for an empty split."""
     check_not_empty(task, split)
     count = task.count(split)
-    return batches if count is None else min(batches, -(-count // batch_size))
+    return batches if count is None else min(batches, math.ceil(count / batch_size))
 
 
 def summary(

@@ -78,7 +78,8 @@ def run_workers(count: int, command: list[str], way_on: str) -> int:
         failures = _wait(workers)
     if not failures:
         return 0
-    failures.sort(key=lambda rank: workers[rank].returncode == LOST)  # a consequence of another failure
+    # A worker that ended with LOST is a consequence of another one's failure, so it comes behind all others.
+    failures.sort(key=lambda rank: workers[rank].returncode == LOST)
     rank = failures[0]
     code = workers[rank].returncode
     if code > 0:

@@ -7,6 +7,7 @@ With several processes, each draws the same batch and takes its own rows.  Each 
 """
 
 import contextlib
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -193,7 +194,7 @@ def answers(model: Callable[..., Any], task: Task, batch: Batch, precision: str 
 
 
 def _outputs(model: Callable[..., Any], task: Task, batch: Batch, precision: str, options: dict[str, Any]) -> Any:
-    # Some models have no code, no encoder, or no separate output layer.
+    # Only models that have them take these arguments, so they are passed only where they are needed.
     arguments: dict[str, Any] = sources(batch) | options
     if task.tail is not None:
         arguments["tail"] = task.tail
@@ -235,7 +236,7 @@ def parts(batch: Batch, count: int) -> list[Batch]:
     if count == 1:
         return [batch]
     # Rounded up, so that a short batch gives fewer parts and never an empty one, whose mean is NaN.
-    size = -(-len(batch.inputs) // count)
+    size = math.ceil(len(batch.inputs) / count)
     cuts = [slice(start, start + size) for start in range(0, len(batch.inputs), size)]
     return [batch.map(operator.itemgetter(cut)) for cut in cuts]
 

@@ -61,13 +61,15 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
     """
     # A drop-in for nn.MultiheadAttention has PyTorch's maps in place of `qkv`.
     layers = [m for m in model.modules() if isinstance(m, MultiHeadAttention) and hasattr(m, "qkv")]
-    qkv = {id(layer.qkv.bias) for layer in layers if layer.qkv.bias is not None}
-    members = [m for m in model.modules() if isinstance(m, OwnHeads)]
-    kinds = {id(p): "weights" if p.ndim > 1 else "norms" for module in members for p in module.parameters()}
+    qkv_biases = {id(layer.qkv.bias) for layer in layers if layer.qkv.bias is not None}
+    # Of a user's own heads, matrices are weights, and vectors count as norms.
+    user_heads = [m for m in model.modules() if isinstance(m, OwnHeads)]
+    kinds = {id(p): "weights" if p.ndim > 1 else "norms" for module in user_heads for p in module.parameters()}
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in kinds:  # a tied matrix counts as its first owner's: an embedding
-                kinds[id(parameter)] = "qkv_biases" if id(parameter) in qkv else _kind(module, name, parameter, path)
+                is_joint = id(parameter) in qkv_biases
+                kinds[id(parameter)] = "qkv_biases" if is_joint else _kind(module, name, parameter, path)
     return {name: kinds[id(parameter)] for name, parameter in model.named_parameters()}
 
 

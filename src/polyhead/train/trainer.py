@@ -171,30 +171,27 @@ class Training:
         paths = checkpoints(self.folder)
         names = " ".join(path.name for path in paths)
         self.world.agree(names, f"train: all processes must see the checkpoints of {self.folder}, some see others")
-        for path in [*paths, None]:
+        for path in paths:
             # Anew for each attempt, because a part of a damaged checkpoint may have been loaded.
             self.network = Network(self.config, self.device, self.world)
-            if path is None:
-                break
             metadata, problem = None, "it is damaged for another process"
             try:
                 metadata = restore(path, self.digest, self.network)
             except Damaged as error:
                 problem = str(error)
             # It counts only if every process could read it: otherwise they would go on from different steps.
-            if not self.world.sum(torch.tensor([float(metadata is None)])):
-                break
+            num_failed = self.world.sum(torch.tensor([float(metadata is None)]))
+            if metadata is not None and not num_failed:
+                if metadata.get("scaler"):
+                    self.network.scaler.load_state_dict(metadata["scaler"])
+                self.step = self.saved_step = metadata["step"]
+                return float(metadata.get("seconds", 0.0))
             if self.world.first:
                 print_notice(f"{self.config.name}: {problem}; the one before is used")
-        if path is None:
-            if paths and self.world.first:
-                print_notice(f"{self.config.name}: no undamaged checkpoint is left, so the run starts at step 0")
-            return 0.0
-        assert metadata is not None
-        if metadata.get("scaler"):
-            self.network.scaler.load_state_dict(metadata["scaler"])
-        self.step = self.saved_step = metadata["step"]
-        return float(metadata.get("seconds", 0.0))
+        if paths and self.world.first:
+            print_notice(f"{self.config.name}: no undamaged checkpoint is left, so the run starts at step 0")
+        self.network = Network(self.config, self.device, self.world)
+        return 0.0
 
     def fit(self) -> Result:
         """Train to the end.  Raises Interrupted after a signal, with the run saved."""

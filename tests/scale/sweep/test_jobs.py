@@ -9,7 +9,7 @@ from refusals import refused
 
 import polyhead as ph
 from polyhead.scale.sweep import Failure, screen
-from polyhead.scale.sweep.engines import LOST, Resources
+from polyhead.scale.sweep.engines import NO_EXIT_CODE, Resources
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.train import Interrupted, Result
@@ -26,7 +26,7 @@ def runs(tiny):
     ("code", "error"),
     [
         (-11, "killed by signal 11"),
-        (LOST, "lost: its machine, or its job, is gone"),
+        (NO_EXIT_CODE, "lost: its machine, or its job, is gone"),
         (HELD, "it said 73"),
         *((code, f"it said {code}") for code in (1, 2, 3, 75, 77, 130)),
     ],

@@ -155,19 +155,20 @@ class RelationalInputs:
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add keys and values to the cache and return all of them (b g s d), without what was appended."""
-        # Caches store keys (b g s d) of any width: what else belongs to a token travels as more columns, cut into g
-        # parts, one for each head of keys; zeros fill the last part.  Their order is that of the names, in every call.
+        # Caches store keys (b g s d) of any width.  So what else belongs to a token, x numbers, travels as more columns
+        # of its keys: padded with zeros and cut into g parts.  In every call the parts are in the order of the names.
         by_token = [name for name in sorted(self.from_stream) if name[1] in ("k_rel", "v")]
         columns, g = [key], key.shape[1]
         for name in by_token:
-            joint = self.from_stream[name].flatten(2)
-            joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))
-            columns.append(joint.unflatten(-1, (g, -1)).transpose(1, 2))
+            joint = self.from_stream[name].flatten(2)  # (b t x)
+            joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))  # (b t g*y)
+            columns.append(joint.unflatten(-1, (g, -1)).transpose(1, 2))  # (b g t y)
         key, value = self.cache.update(torch.cat(columns, dim=-1), value, layer, *args, **kwargs)
-        key, *parts = key.split([part.shape[-1] for part in columns], dim=-1)
+        key, *parts = key.split([part.shape[-1] for part in columns], dim=-1)  # (b g s d), and (b g s y) for each name
         for name, part in zip(by_token, parts, strict=True):
             sizes = self.from_stream[name].shape[2:]
-            self.from_stream[name] = part.transpose(1, 2).flatten(2)[..., : sizes.numel()].unflatten(-1, sizes)
+            joint = part.transpose(1, 2).flatten(2)[..., : sizes.numel()]  # (b s x), without the zeros
+            self.from_stream[name] = joint.unflatten(-1, sizes)
         return key, value
 
     def by_group(self, t: int, s: int) -> dict[int, dict[str, Tensor]]:

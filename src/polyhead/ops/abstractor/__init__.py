@@ -1,1 +1,1 @@
-"""Attention to symbols, as in the Abstractor: the equation (reference.py) and PyTorch's own kernels (sdpa.py)."""
+"""Attention to symbols, as in the Abstractor: the equation (op.py) and PyTorch's own kernels (sdpa.py)."""

@@ -1,1 +1,1 @@
-"""Disentangled relational attention: the equation (reference.py)."""
+"""Disentangled relational attention: the equation (op.py)."""

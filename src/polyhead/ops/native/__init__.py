@@ -1,1 +1,1 @@
-"""Native code for CPUs: C++ sources, compiled on first use by library.py, which also calls them."""
+"""Native code for CPUs: C++ sources, from a wheel or compiled on first use; library.py loads and calls them."""

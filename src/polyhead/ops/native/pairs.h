@@ -105,7 +105,7 @@ inline bool over_keys(int normalise) { return normalise == SOFTMAX || normalise 
 inline number hidden_score(int normalise) { return normalise == RMS_HEADS || normalise == NONE ? 0.0f : HIDDEN; }
 inline bool root_of_heads(int normalise) { return normalise == RMS_HEADS || normalise == SOFTMAX_RMS_HEADS; }
 
-// Of each query and head, for a softmax over keys: the largest score, one over the sum of e^(score - top) over keys,
+// Of each query and head, for a softmax over keys: the largest score, one over the sum of e^(score - row_max) over keys,
 // and the sum over keys of p dp; of all keys but one with more than MOST of the weight, that sum and the sum of p.
 struct Stats {
   number *row_max, *inverse_row_sum;

@@ -30,7 +30,7 @@ def library_name(source: str, level: str, digest: str) -> str:
 
 
 def levels_of_this_processor() -> list[str]:
-    """The levels that this processor can run, the highest first; none on a system without /proc/cpuinfo."""
+    """The levels that this processor can run, the highest first; none on x86 without /proc/cpuinfo."""
     if platform.machine() == "aarch64":
         return ["aarch64"]
     try:

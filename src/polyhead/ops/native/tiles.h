@@ -54,7 +54,8 @@ template <class F> POLYHEAD_INLINE void steps(int64_t n, const F& f, int64_t i =
   steps_of<1>(steps_of<2>(i, n, f), n, f);
 }
 
-// Where bit S of a lane's number is not set: the lane of x, or of y the lane S later; where it is set: of x S earlier, or y.
+// One step of a transpose: the lanes of x with bit S change places with the lanes of y without it, S lanes apart.
+//   new x_l = bit S of l ? y_(l - S) : x_l          new y_l = bit S of l ? y_l : x_(l + S)
 template <int S, size_t... LANE> POLYHEAD_INLINE void swap_lanes(part& x, part& y, std::index_sequence<LANE...>) {
   part first = __builtin_shufflevector(x, y, (LANE & S ? WIDTH + LANE - S : LANE)...);
   y = __builtin_shufflevector(x, y, (LANE & S ? WIDTH + LANE : LANE + S)...);

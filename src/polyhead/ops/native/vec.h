@@ -188,9 +188,9 @@ inline Vec root(const Vec& x) {
   return each_lane(x, [](number one) { return std::sqrt(one); });
 }
 
-// e^x: 2^n e^r with |r| <= log(2) / 2, where a polynomial is exact to a rounding; 0 below -87.7, as at -inf.
-// A sum with ROUND, whose last digit is rescale 1, has n + 127, the exponent of 2^n, as its last bits; for n = -127 they are
-// those of 0.
+// e^x = 2^n e^r with |r| <= log(2) / 2, where a polynomial is exact to a rounding; 0 below -87.7, as at -inf.
+// Floats near ROUND are 1 apart, so y log2(e) + ROUND is rounded to n + ROUND, and its last bits are those of n + 127, the
+// exponent of 2^n; for n = -127 they are those of 0.
 inline Vec fast_exp(const Vec& x) {
   typedef float real __attribute__((vector_size(4 * WIDTH)));
   typedef int32_t power __attribute__((vector_size(4 * WIDTH)));

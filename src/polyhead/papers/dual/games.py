@@ -1,6 +1,7 @@
 """Relational games: scores of eleven models by number of training images (Altabaa and Lafferty 2024)."""
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -55,7 +56,7 @@ def games(scale: str = "small") -> tuple[Run, ...]:
         for n in EXAMPLES[scale][game]:
             sized = shape
             if scale == "paper":  # 50 epochs
-                sized = replace(shape, steps=50 * -(-n // shape.batch_size))
+                sized = replace(shape, steps=50 * math.ceil(n / shape.batch_size))
             points.append((RelationalGames(game, examples=n, split_seed=seed), sized, f"{game}-{n}", seed))
     return compared(points, ROWS, BY_PLACE)
 

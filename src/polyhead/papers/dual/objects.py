@@ -1,6 +1,7 @@
 """Objects: sorting (learning curves), pairwise order and SET (Abstractors, Altabaa et al. 2024)."""
 
 import itertools
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -46,7 +47,7 @@ def sorting(scale: str = "small") -> tuple[Run, ...]:
     for seed, n in itertools.product(range(shape.seeds), SORTED[scale]):
         sized = shape
         if scale == "paper":  # 400 epochs
-            sized = replace(shape, steps=400 * -(-n // shape.batch_size))
+            sized = replace(shape, steps=400 * math.ceil(n / shape.batch_size))
         task = ObjectSorting(length=10 if scale == "paper" else 6, examples=n, split_seed=seed)
         points.append((task, sized, f"sorting-{n}", seed))
     return shared.compared(points, (*shared.WRITERS, *shared.EARLIER), ASYMMETRIC)

@@ -5,6 +5,7 @@ a run; it is a test from five seeds on.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -330,7 +331,7 @@ def draw_courses(stem: str, points: Sequence[FinishedRun], scores: Table, baseli
             courses.setdefault(label, {}).setdefault(step / 1000, []).append(value)
         for skill in SKILLS:
             value = scores.loc[point.run.seed, (f"at {skill:.2f}", model)]
-            if value == value:  # reached
+            if not math.isnan(value):  # reached
                 skills.setdefault(label, {}).setdefault(skill, []).append(value)
     panels = [("in the course of training", courses, baselines)]
     if skills:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from polyhead.config import Run, digest
-from polyhead.scale.sweep.engines import LOG, LOST, ExitCode
+from polyhead.scale.sweep.engines import LOG, NO_EXIT_CODE, ExitCode
 from polyhead.train.progress import duration
 from polyhead.train.stop import DISK, HELD, INTERRUPTED, MISTAKE, PREEMPTED
 from polyhead.train.store.folder import Result, claim, finished, read_metrics, write_failure
@@ -114,7 +114,7 @@ class Job:
 
 def last_words(log: pathlib.Path, code: int) -> str:
     """Return the last line of a worker's log, or a description of how the worker ended."""
-    if code == LOST:
+    if code == NO_EXIT_CODE:
         return "lost: its machine, or its job, is gone"
     if code < 0:
         return f"killed by signal {-code}"

@@ -80,7 +80,7 @@ def groups_of(run: Run) -> dict[str, Any]:
     if not model.per_layer:
         num_layers = 1
     for layer in range(num_layers):
-        prefix = "model.heads" + f".{layer}" * model.per_layer
+        prefix = f"model.heads.{layer}" if model.per_layer else "model.heads"
         for index, group in enumerate(model.layer_heads(layer)):
             groups[f"{prefix}.{index}"] = group
     return groups

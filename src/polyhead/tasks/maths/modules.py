@@ -283,6 +283,7 @@ def _add(level: Level, dice: StableRandom) -> tuple[str, str] | None:
         total[exponents] = 0
         if dice.below(4):
             total[exponents] = dice.signed(max(9, level.size // 20))
+        # p = total / a modulo b, so that b divides total - a p; then any multiple of |b| may be added.
         remainder = total[exponents] * pow(a, -1, abs(b)) % abs(b)
         limit = level.size // (1 + abs(a) // abs(b)) // abs(b)  # keeps the coefficients of q within `size`
         p[exponents] = remainder + abs(b) * dice.between(-limit - 1, limit)

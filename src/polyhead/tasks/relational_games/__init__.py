@@ -1,1 +1,1 @@
-"""Relational games: the task, its shapes, the published files (original.py), its baselines."""
+"""Relational games: the task, its shapes, and the published files (original.py)."""

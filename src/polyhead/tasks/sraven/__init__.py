@@ -1,1 +1,1 @@
-"""Symbolic Raven matrices: the task, its baselines, and instances with several answers (ambiguity.py)."""
+"""Symbolic Raven matrices: the task, its baselines, ambiguous instances (ambiguity.py), and counts.py."""

@@ -71,19 +71,22 @@ def ambiguous(panels: Int[Tensor, "b g g m"], task: Sraven, definition: str = "t
     """The instances (panels with the answer) for which another explanation gives a different answer."""
     one_of("ambiguous", "definition", definition, DEFINITIONS)
     check_size(task)
+    features = torch.arange(task.features, device=panels.device)
+    last_slots = picks(task, panels.device)[..., -1]  # (m s): the slot of each pick in the last column
     flags = []
     for part in panels.split(_at_once(task)):
-        fits, answers = hypotheses(part, task, distinct=False)
-        truth = part[:, -1, -1][:, picks(task, part.device)[..., -1], None]  # (b m s 1)
-        wrong = (fits & (answers != truth)).any(dim=-1, keepdim=True)
-        flag = torch.zeros(len(part), dtype=torch.bool, device=part.device)
-        if definition == "code":
-            flag[explanations(wrong, task)[0]] = True
-        else:
-            instance, slots, _ = explanations(fits.any(dim=-1, keepdim=True), task)
-            features = torch.arange(task.features, device=part.device)
-            flag[instance[wrong[instance[:, None], features, slots, 0].any(dim=-1)]] = True
-        flags.append(flag)
+        fits, answers = hypotheses(part, task, distinct=False)  # (b m s r)
+        truth = part[:, -1, -1][:, last_slots]  # (b m s): what the last panel shows there
+        wrong = (fits & (answers != truth[..., None])).any(dim=-1, keepdim=True)  # (b m s 1): a rule that fits errs
+        if definition == "code":  # every feature of an explanation is wrong
+            instance, _, _ = explanations(wrong, task)
+        else:  # some feature is
+            instance, pick, _ = explanations(fits.any(dim=-1, keepdim=True), task)
+            is_wrong = wrong[instance[:, None], features, pick, 0].any(dim=-1)  # (n)
+            instance = instance[is_wrong]
+        is_ambiguous = torch.zeros(len(part), dtype=torch.bool, device=part.device)
+        is_ambiguous[instance] = True
+        flags.append(is_ambiguous)
     return torch.cat(flags)
 
 
@@ -121,20 +124,22 @@ def posterior(
     """All possible answers: the instance of each, the answer, and its probability up to a factor per instance."""
     check_size(task)
     fits, predicted = hypotheses(panels, task, distinct=True)
-    instance, slots, chosen = explanations(fits, task)
+    instance, pick, rule = explanations(fits, task)  # (n), (n m), (n m)
     possible = torch.ones_like(instance, dtype=torch.bool)
     if not task.permuted:
-        possible &= (chosen.diff(dim=1) >= 0).all(dim=1)  # the rules are ascending
+        possible &= (rule.diff(dim=1) >= 0).all(dim=1)  # the rules are ascending
     if rules is not None:
-        possible &= torch.isin(_code(chosen.sort(dim=1).values), _code(rules.to(panels.device)))
-    instance, slots, chosen = instance[possible], slots[possible], chosen[possible]
+        possible &= torch.isin(_code(rule.sort(dim=1).values), _code(rules.to(panels.device)))
+    instance, pick, rule = instance[possible], pick[possible], rule[possible]
     features = torch.arange(task.features, device=panels.device)
-    chance = chances(task, panels.device)[chosen].prod(dim=1)
+    chance = chances(task, panels.device)[rule].prod(dim=1)
     if task.permuted:
-        earlier = (chosen[:, :, None] == chosen[:, None]).tril().sum(dim=2)  # counts 1, 2, ... among equal rules
-        chance = chance * earlier.prod(dim=1)
-    answer_slots = picks(task, panels.device)[features, slots, -1]
-    answers = torch.empty_like(slots).scatter_(1, answer_slots, predicted[instance[:, None], features, slots, chosen])
+        # A multiset with c_r copies of rule r has features! / (c_1! c_2! ...) assignments, of which this is one.  The
+        # product over the features of 1, 2, ... among equal rules is c_1! c_2! ...
+        copies = (rule[:, :, None] == rule[:, None]).tril().sum(dim=2)  # (n m)
+        chance = chance * copies.prod(dim=1)
+    answer_slots = picks(task, panels.device)[features, pick, -1]  # (n m): where the last panel shows each feature
+    answers = torch.empty_like(pick).scatter_(1, answer_slots, predicted[instance[:, None], features, pick, rule])
     # Add the probabilities of explanations of the same instance with the same answer.
     pairs, group = torch.cat((instance[:, None], answers), dim=1).unique(dim=0, return_inverse=True)
     mass = torch.zeros(len(pairs), dtype=chance.dtype, device=panels.device).index_add_(0, group, chance)
@@ -226,14 +231,15 @@ def rules_that_fit(
         fits.append((result[:, :-1] == cells[:, :-1, -1]).all(dim=1))
         answers.append(result[:, -1])
     # Distribute: all whole rows hold the same symbols, the last row some of them; the answer is the missing one.
-    rows = cells[:, :-1].sort(dim=2).values
-    first = rows[:, 0]
-    used = first[:, :, None] == last[:, None]  # (b g g-1 n)
-    fit = (rows == first[:, None]).flatten(1, 2).all(dim=1) & used.any(dim=1).all(dim=1)
+    rows = cells[:, :-1].sort(dim=2).values  # (b g-1 g n)
+    symbols = rows[:, 0]  # (b g n), ascending
+    is_shown = symbols[:, :, None] == last[:, None]  # (b g g-1 n): does a panel of the last row show a symbol
+    fit = (rows == symbols[:, None]).flatten(1, 2).all(dim=1) & is_shown.any(dim=1).all(dim=1)
     if distinct:
-        for symbols in (first, last.sort(dim=1).values):
-            fit = fit & (symbols.diff(dim=1) != 0).all(dim=1)
+        for ordered in (symbols, last.sort(dim=1).values):
+            fit = fit & (ordered.diff(dim=1) != 0).all(dim=1)
     fits.append(fit)
-    # Without distinct symbols, as in the original code: the least used symbol, and of these the smallest.
-    answers.append((used.sum(dim=2) * task.values + first).amin(dim=1) % task.values)
+    # Without distinct symbols, as in the original code: the symbol shown least, and of several the smallest.  Both are
+    # in one number, count * values + symbol, of which the smallest is taken.
+    answers.append((is_shown.sum(dim=2) * task.values + symbols).amin(dim=1) % task.values)
     return torch.stack(fits, dim=-1), torch.stack(answers, dim=-1)

@@ -52,6 +52,7 @@ from polyhead.tasks.base import (
     stream,
 )
 from polyhead.tasks.classification import CHANCE
+from polyhead.tasks.examples import unranked
 from polyhead.tasks.scores import Score, check_logits, right_tokens
 
 RULES = (
@@ -287,17 +288,11 @@ def _arrange(random: Tensor, items: int, size: int) -> Tensor:
     """`size` distinct numbers below `items`, in random order, from random numbers (... size).
 
     Of a whole permutation the last number is determined and may be missing.
-
-    Throw i, below items - i, is the rank of number i among the items that numbers 0 to i - 1 left.  The loop turns
-    ranks into items: for i from last to first, each later number that is not below number i is raised by one.
     """
     if random.shape[-1] < size:
         random = F.pad(random, (0, 1))
     sides = torch.arange(items, items - size, -1, device=random.device)
-    numbers = _die(random, sides)
-    for i in range(size - 2, -1, -1):
-        numbers[..., i + 1 :] += numbers[..., i + 1 :] >= numbers[..., i : i + 1]
-    return numbers
+    return unranked(_die(random, sides))
 
 
 # --------------------------------------------------------------------------------------------------------------- splits

@@ -66,8 +66,9 @@ def open_corpus(path: pathlib.Path, name: str, pieces: Pieces, tokenizer: str, c
         tokens = {}
         for split in SPLITS:
             count = manifest["splits"][split]["tokens"]
-            file = path / f"{split}.bin"  # an empty one cannot be mapped
-            tokens[split] = np.asarray(np.memmap(file, dtype, "r", shape=(count,)) if count else np.empty(0, dtype))
+            tokens[split] = np.empty(0, dtype)  # an empty file cannot be mapped
+            if count:
+                tokens[split] = np.asarray(np.memmap(path / f"{split}.bin", dtype, "r", shape=(count,)))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"Text: {path} is damaged ({error}); delete it, and it is made again") from None
     return Corpus(tokens, codec, manifest)
@@ -110,8 +111,10 @@ def _write(path: pathlib.Path, name: str, pieces: Pieces, tokenizer: str, codec:
 
 def _encode(codec: Codec, pieces: Iterator[Piece]) -> Iterator[tuple[Piece, Any]]:
     """Each piece of the text with its tokens."""
-    for group in iter(lambda: list(itertools.islice(pieces, AT_ONCE)), []):
+    group = list(itertools.islice(pieces, AT_ONCE))
+    while group:
         if isinstance(codec, Bytes):
             yield from ((piece, np.frombuffer(piece.data, np.uint8)) for piece in group)
         else:
             yield from zip(group, codec.encode_all([piece.text() for piece in group]), strict=True)
+        group = list(itertools.islice(pieces, AT_ONCE))

@@ -135,9 +135,10 @@ def split_files(files: Sequence[File], held_out: float) -> list[tuple[Block, str
     sizes = dict.fromkeys(SPLITS, 0)
     for file in files:
         sizes[splits[file.name]] += file.size
-    if len(files) * held_out >= 2 and 4 * min(sizes.values()) >= quota:  # files stay whole
+    # Files stay whole if a held-out split has two of them or more, and whole ones fill a quarter of it.
+    if len(files) * held_out >= 2 and 4 * min(sizes.values()) >= quota:
         return [(block, splits[file.name]) for file in files for block in _cut(file, CHUNK)]
-    size = max(1, min(int(quota / 4), CHUNK))
+    size = max(1, min(int(quota / 4), CHUNK))  # so that a held-out split has four blocks or more
     blocks = [block for file in files for block in _cut(file, size)]
     splits = _assign({f"{file.name}/{start}": stop - start for file, start, stop in blocks}, quota)
     return list(zip(blocks, splits.values(), strict=True))
@@ -163,9 +164,9 @@ def _cut(file: File, size: int) -> list[Block]:
             if line_end >= 0:
                 stop = line_end + 1
             else:
-                rest = data[stop : stop + 4]
-                # No character has four of them: such a file is no UTF-8.
-                stop += (len(rest) - len(rest.lstrip(CONTINUING))) % 4
+                following = data[stop : stop + 4]
+                num_continuing = len(following) - len(following.lstrip(CONTINUING))
+                stop += num_continuing % 4  # no character has four of them: such a file is no UTF-8
             borders.append(stop)
     borders = [*(border for border in borders if border < file.size), file.size]
     return [(file, start, stop) for start, stop in itertools.pairwise(borders)]

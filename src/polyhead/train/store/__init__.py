@@ -1,1 +1,1 @@
-"""The files of a run: its folder, checkpoints (whole and sharded), when they are saved, and damaged files."""
+"""The files of a run: its folder, checkpoints (whole and sharded), damaged files, and trained models (shipped.py)."""

@@ -11,7 +11,6 @@ Batches and dropout are pure functions of (seed, step), so no generator state is
 """
 
 import contextlib
-import functools
 import json
 import os
 import pathlib
@@ -109,8 +108,10 @@ def _file_checksums(folder: pathlib.Path, world: World) -> dict[str, int]:
     checksums = torch.zeros(len(names), dtype=torch.int64)
     for i in range(world.rank, len(names), world.size):
         with open(folder / names[i], "rb") as file:
-            for data in iter(functools.partial(file.read, 1 << 24), b""):
+            data = file.read(1 << 24)
+            while data:
                 checksums[i] = zlib.crc32(data, int(checksums[i]))
+                data = file.read(1 << 24)
     return dict(zip(names, world.sum(checksums).tolist(), strict=True))
 
 

@@ -16,7 +16,6 @@ the codes, so only the arguments are saved.  There are no atomic additions: grad
 The files that import triton are imported when a kernel runs, because polyhead must be importable without triton.
 """
 
-import importlib.util
 import os
 from typing import Any
 
@@ -26,10 +25,10 @@ from polyhead.ops.call import AttentionCall
 from polyhead.ops.hyla.triton import first_use
 from polyhead.ops.kernel import Gradients, Outputs, unsupported_by_kernels
 from polyhead.ops.tiles import unsupported_mask
+from polyhead.spec.optional import is_installed
 from polyhead.spec.shapes import one_of
 
-_SPEC = importlib.util.find_spec("triton")
-IS_INSTALLED = _SPEC is not None and _SPEC.origin is not None  # a mere folder of that name has no origin
+IS_INSTALLED = is_installed("triton")
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 """Whether Triton's interpreter runs the kernels.  Read once, because compiled code cannot query it."""
 
@@ -69,7 +68,7 @@ def unsupported_device(call: AttentionCall) -> str | None:
 
 
 def unsupported_options(call: AttentionCall) -> str | None:
-    """Why the kernels take such a call on no GPU, or None."""
+    """Why the kernels take no call with these options, on any device, or None."""
     if call.normalise not in ("rms_heads", "identity"):
         return f"takes normalise='rms_heads' or 'identity' only, not {call.normalise!r}"
     if call.act not in ("relu", "identity"):

@@ -1,5 +1,5 @@
 # mypy: disallow-untyped-defs=False
-"""The kernels of HYLA's gradients: that of queries and bias, and that of keys and values (equations in kernels.py)."""
+"""The kernels of HYLA's gradients: that of queries and bias, and that of keys and values (equations in __init__.py)."""
 
 import triton.language as tl
 

@@ -19,11 +19,11 @@ from polyhead.config import Run
 from polyhead.spec.shapes import check_number
 
 LOG = "worker.log"
-LOST = 256
+NO_EXIT_CODE = 256
 """Stands for the exit code of a worker that was lost with its machine or its job."""
 
 ExitCode = Callable[[], int | None]
-"""A worker: None until it ends; then its exit code, minus the number of a signal, or `LOST`."""
+"""A worker: None until it ends; then its exit code, minus the number of a signal, or `NO_EXIT_CODE`."""
 
 
 class Engine(Protocol):
@@ -101,8 +101,8 @@ def train_in_child(
 
 
 def code_of(result: Callable[[], Any]) -> int:
-    """Return the exit code that is the result of a cluster's task, or LOST if it left none."""
+    """Return the exit code that is the result of a cluster's task, or NO_EXIT_CODE if it left none."""
     try:
         return int(result())
     except Exception:  # each cluster has errors of its own
-        return LOST
+        return NO_EXIT_CODE

@@ -33,7 +33,7 @@ class Here(Engine):
                 code = main([str(folder), "--quiet"])
             if code in (INTERRUPTED, PREEMPTED):
                 raise Interrupted("stopped and saved", code)
-            workers.append(functools.partial(int, code))
+            workers.append(functools.partial(int, code))  # a worker that has ended with this code
         return workers
 
     def stop(self) -> str:
