@@ -114,17 +114,13 @@ def test_tasks_that_are_not_probed_say_why(monkeypatch: pytest.MonkeyPatch) -> N
 TASK = FuzzyLogic(variables=3, terms=2, length=8)
 
 
-def small_run(folder: object) -> ph.Run:
-    inputs, outputs = TASK.ends
-    heads = (ph.Softmax(2, dim=2, value_dim=2), ph.Hyla(3, dim=2, value_dim=2))
-    model = ph.TransformerConfig(inputs, outputs, dim=8, layers=2, heads=heads, max_length=TASK.length)
-    train = ph.Train(steps=2, batch_size=4, eval_batches=1, warmup=1)
-    return ph.Run(task=TASK, model=model, train=train, device="cpu", folder=str(folder))
+HEADS = ph.Softmax(2, dim=2, value_dim=2), ph.Hyla(3, dim=2, value_dim=2)
+MODEL = ph.TransformerConfig(*TASK.ends, dim=8, layers=2, heads=HEADS, max_length=TASK.length)
 
 
 def test_probes_fit_known_and_score_unseen_combinations() -> None:
     torch.manual_seed(0)
-    model = build(small_run("unused").model)
+    model = build(MODEL)
     rows = probe_model(model, TASK, sequences=700, queries=2)
     expected = itertools.product(("varies", "alone", "fixed"), (0, 1), ("term 1", "term 2"))
     assert [(row["query"], row["layer"], row["target"]) for row in rows] == list(expected)
@@ -163,7 +159,7 @@ def test_each_use_of_a_task_has_a_stream_of_its_own() -> None:
 
 def test_a_network_with_a_constant_code_is_exactly_at_the_null() -> None:
     """Without queries and keys all scores are zero, in every layer: no term can be read."""
-    model = build(small_run("unused").model)
+    model = build(MODEL)
     for block in model.blocks:
         block.attention.qkv.weight.data.zero_()  # it has no bias
     rows = probe_model(model, TASK, sequences=100, queries=0)
@@ -203,7 +199,7 @@ def test_codes_of_chosen_pairs_are_those_that_the_layer_returns(heads: tuple) ->
 
 def test_a_query_that_is_no_token_unknown_pairs_and_no_sequence_are_refused() -> None:
     """It was broadcast to all numbers of a token, and floats were cut to integers."""
-    model = ph.Transformer(small_run(None).model)
+    model = ph.Transformer(MODEL)
     with refusing("query_codes: query must be one token of (4,), torch.float32, but is (), torch.float32"):
         query_codes(model, TASK, "iid", 4, query=torch.tensor(0.5))
     with refusing("query_codes: unknown pairs 'last_rwo'; did you mean 'last_row'?"):
@@ -226,7 +222,7 @@ class Viewed(FuzzyLogic):
 
 def test_another_query_leaves_the_memory_of_a_task_alone_and_padding_has_no_code(monkeypatch) -> None:
     """The code of a masked key is 0, so a probe would read the length of the sequence from it."""
-    task, model = Viewed(variables=3, terms=2, length=8), ph.Transformer(small_run(None).model)
+    task, model = Viewed(variables=3, terms=2, length=8), ph.Transformer(MODEL)
     before = task.table.clone()
     _, batch = query_codes(model, task, "iid", 4, query=torch.zeros(4))
     assert batch.inputs[:, -1].eq(0).all()

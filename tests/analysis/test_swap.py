@@ -1,6 +1,7 @@
 """A forward pass with another sequence's code equals a forward pass written by hand."""
 
 import dataclasses
+from unittest import mock
 
 import pytest
 import torch
@@ -139,12 +140,7 @@ def test_no_pair_is_alone_in_a_batch(monkeypatch):
     """The third code of a pair that is alone was the donor's."""
     assert swap.batch_sizes(1300) == [500, 500, 300]
     assert swap.batch_sizes(1001) == [500, 499, 2]
-    sizes = []
-
-    def recorded(own_codes, donor_codes, generator):
-        sizes.append(len(own_codes[0]))
-        return controls(own_codes, donor_codes, generator)
-
+    recorded = mock.Mock(side_effect=controls)
     monkeypatch.setattr(swap, "controls", recorded)
     assert {row["n"] for row in swap_codes(model_of(ph.Softmax(3)).float(), TASK, pairs=501)} == {501}
-    assert sizes == [499, 2]
+    assert [len(call.args[0][0]) for call in recorded.call_args_list] == [499, 2]

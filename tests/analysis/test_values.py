@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -101,11 +102,7 @@ def test_capture_reads_all_layers_without_dropout_and_leaves_the_modes(monkeypat
     assert all(torch.equal(a.output, b.output) for a, b in zip(first, second, strict=True))
     assert (codes(first[0], -1, 0) == 0).all()
     assert (codes(capture(model, dataclasses.replace(batch, mask=None))[0], -1, 0) != 0).all()
-
-    def broken(*_: object, **__: object) -> None:
-        raise KeyError("broken")
-
-    monkeypatch.setattr(model.blocks[1], "forward", broken)
+    monkeypatch.setattr(model.blocks[1], "forward", mock.Mock(side_effect=KeyError("broken")))
     with pytest.raises(KeyError):
         capture(model, batch)
     assert [module.training for module in model.modules()] == modes

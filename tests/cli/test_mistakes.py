@@ -16,6 +16,7 @@ RESULTS = pathlib.Path(__file__).parents[2] / "docs" / "results" / "small" / "lm
 VALUES = {
     "train fuzzy-hila": "polyhead train: unknown recipe 'fuzzy-hila'; did you mean 'fuzzy-hyla'? (choose from",
     "train fuzzy-hyla --seed 1180591620717411303424": "Run: seed",
+    "train fuzzy-hyla --seed -1180591620717411303424": "Run: seed",
     "train fuzzy-hyla --name ../../x": "Run: name must",
     "train fuzzy-hyla --model.heads.0.dim None --model.dim 30": "do not divide",
     "train fuzzy-hyla --model.heads softmax:,hyla:4": "softmax:: the number of heads must be an integer, got ''",

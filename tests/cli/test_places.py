@@ -1,8 +1,7 @@
 """Where a command writes: a place that cannot be written is one line before the work.  A user may have no home."""
 
-import errno
-import os
 import pathlib
+from unittest import mock
 
 import pytest
 from commands import mistake
@@ -27,11 +26,7 @@ def here(tmp_path, monkeypatch):
 
 def test_new_runs_need_a_folder_that_can_be_written(here, capsys, monkeypatch):
     """Finished ones do not."""
-
-    def refuse(*_, **__):
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-
-    monkeypatch.setattr(files.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(files.tempfile, "TemporaryFile", mock.Mock(side_effect=OSError(13, "Permission denied")))
     line = mistake(capsys, "train lm-bytes --scale smoke --folder folder")
     assert line.startswith("sweep: folder")
     assert line.endswith("cannot be written (Permission denied)")
@@ -57,13 +52,8 @@ def test_a_url_is_no_folder_of_this_machine(here, capsys, command):
 @pytest.fixture
 def homeless(monkeypatch):
     """A user without HOME and without an entry, as in many containers."""
-
     pwd = pytest.importorskip("pwd")
-
-    def unknown(uid):
-        raise KeyError(f"getpwuid(): uid not found: {uid}")
-
-    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(pwd, "getpwuid", mock.Mock(side_effect=KeyError("getpwuid(): uid not found")))
     for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "ZDOTDIR", "POLYHEAD_NATIVE_CACHE"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(RuntimeError):

@@ -1,6 +1,7 @@
 """`polyhead sweep`: grids on the command line and in files, its table, and its errors."""
 
 import shlex
+from unittest import mock
 
 import pytest
 from commands import small
@@ -64,18 +65,13 @@ def test_a_figure_lies_where_reproduce_looks_for_it(sweeps, capsys, tmp_path):
 
 
 def test_options_choose_the_engine_and_its_resources(monkeypatch, sweeps):
-    calls = []
+    sweep_jobs = mock.Mock(return_value=[])
     monkeypatch.setattr(cli_sweep, "train_side_by_side", train_side_by_side)
-
-    def sweep_jobs(runs, folder, **options):
-        calls.append(options)
-        return []
-
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", sweep_jobs)
     assert sweep("small --seed 0,1") == 0
     assert sweep("small --seed 0,1 --ray 10.0.0.1:6379 --gpus 0.5 --cpus 2 --workers 3") == 0
     assert sweep("small --slurm --partition=gpu,long --account us --minutes 7 --memory 4 --again") == 0
-    local, ray, slurm = calls
+    local, ray, slurm = (call.kwargs for call in sweep_jobs.call_args_list)
     assert local == {"engine": None, "workers": None, "again": False}
     assert (ray["engine"].address, ray["engine"].resources) == ("10.0.0.1:6379", Resources(cpus=2, gpus=0.5))
     assert ray["workers"] == 3

@@ -99,23 +99,17 @@ def test_load_infers_the_sizes_and_saves_the_same_bits():
     assert torch.equal(saved["layers.0.attn.q_proj.weight"], course["layers.0.attn.q_proj.weight"])
 
 
-def loading(heads=4, drop=(), **changes):
-    """Load the course's state dict with some tensors dropped or, by their names with __ for dots, changed."""
+def loading(drop=(), changes=None, heads=4):
+    """Load the course's state dict with some tensors dropped or changed."""
     course = {key: value for key, value in small().items() if key not in drop}
-    changed = {key.replace("__", "."): value for key, value in changes.items()}
-    return cs336.load(course | changed, heads=heads, theta=1e4, context=8)
+    return cs336.load(course | (changes or {}), heads=heads, theta=1e4, context=8)
 
 
+DOWN, HEAD = "layers.1.ffn.w2.weight", "lm_head.weight"
 MISTAKES = {
-    "cs336.load: missing layers.1.ffn.w2.weight, lm_head.weight": lambda: loading(
-        drop=("layers.1.ffn.w2.weight", "lm_head.weight")
-    ),
-    "cs336.load: missing lm_head.weight; unknown head.weight": lambda: loading(
-        drop=("lm_head.weight",), head__weight=torch.zeros(50, 16)
-    ),
-    "cs336.load: layers.1.ffn.w2.weight must be (16, 64) but is (64, 16)": lambda: loading(
-        layers__1__ffn__w2__weight=torch.zeros(64, 16)
-    ),
+    f"cs336.load: missing {DOWN}, {HEAD}": lambda: loading((DOWN, HEAD)),
+    f"cs336.load: missing {HEAD}; unknown head.weight": lambda: loading([HEAD], {"head.weight": torch.zeros(50, 16)}),
+    f"cs336.load: {DOWN} must be (16, 64) but is (64, 16)": lambda: loading(changes={DOWN: torch.zeros(64, 16)}),
     "cs336: the number of heads must divide the width 16 but is 5": lambda: loading(heads=5),
     "num_heads must divide d_model = 16 but is 3": lambda: cs336.MultiHeadSelfAttention(16, 3),
     "MultiHeadSelfAttention: token_positions came, so max_seq_len and theta are needed": lambda: (

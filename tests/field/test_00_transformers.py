@@ -13,14 +13,8 @@ MODELS = {
     "ours": lambda: ours(max_length=64).double(),
     "swapped": lambda: hf.swap_heads(llama(), [1], [ph.Softmax(2), ph.Hyla(2)]),
     "swapped relational": lambda: hf.swap_heads(llama(), [1], SYMBOLS),
-    "by name": lambda: _by_name(),
+    "by name": lambda: llama(name="polyhead_hyla"),
 }
-
-
-def _by_name():
-    model = llama()
-    model.set_attn_implementation("polyhead_hyla")
-    return model
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -2,12 +2,11 @@
 
 import pytest
 import torch
-from tiny_transformers import CACHE, ours, tokens
+from tiny_transformers import CACHE, GREEDY, ours, tokens
 from torch.testing import assert_close
 
 import polyhead as ph
 
-GREEDY = {"max_new_tokens": 4, "do_sample": False}
 IDS = tokens(2, 7)
 MASK = torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 1, 1, 1]])
 POSITIONS = (MASK.cumsum(1) - 1).clamp(min=0)

@@ -67,12 +67,6 @@ def of_timm():
     return attention
 
 
-def named():
-    model = llama()
-    model.set_attn_implementation("polyhead_hyla")
-    return model
-
-
 DOORS = {
     "layer": (lambda: ph.MultiHeadAttention(12, MIXED, dtype=F64), by_layer),
     "drop-in": (dropped_in, by_drop_in),
@@ -80,7 +74,7 @@ DOORS = {
     "timm": (of_timm, by_timm),
     "ours": (lambda: ours(layers=1, heads=SYMBOLS).double(), by_transformers),
     "swapped": (lambda: hf.swap_heads(llama(num_hidden_layers=1), None, SYMBOLS), by_transformers),
-    "by name": (named, by_transformers),
+    "by name": (lambda: llama(name="polyhead_hyla"), by_transformers),
 }
 
 

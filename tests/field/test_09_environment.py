@@ -7,7 +7,6 @@ import sys
 
 import pytest
 
-from polyhead.cli import main
 from polyhead.spec.optional import MissingPackage, optional
 
 
@@ -54,11 +53,6 @@ def test_no_color_means_none_on_a_terminal(arguments, text):
     assert text in printed
     without_italics = printed.replace(b"\x1b[3m", b"")
     assert not any(code in without_italics for code in (b"\x1b[3", b"\x1b[9", b"\x1b[4", b"\x1b[36m")), printed
-
-
-def test_a_prompt_that_is_not_utf8_is_refused_in_one_line(capsys):
-    assert main(["generate", "lm-bytes-softmax", "--prompt", "caf\udce9"]) == 2
-    assert capsys.readouterr().err == "polyhead: generate: the prompt must be UTF-8 (character 3 is not)\n"
 
 
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", ">&- 2>&-"])

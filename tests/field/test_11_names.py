@@ -62,12 +62,6 @@ def test_a_folder_with_a_zero_byte_is_refused_in_one_line(tmp_path, capsys):
     assert "folder must be a path" in mistake(capsys, f"train {spoil(tmp_path, 'folder', 'a' + chr(0))}")
 
 
-@pytest.mark.parametrize("seed", [2**70, -(2**70), 2**64])
-def test_a_seed_of_too_many_bits_is_refused_in_one_line(capsys, seed):
-    line = mistake(capsys, f"train fuzzy-hyla --seed {seed}")
-    assert line.startswith("Run: seed")
-
-
 def test_an_unknown_field_with_control_characters_is_escaped(tmp_path, capsys):
     assert is_clean(mistake(capsys, f"train {spoil(tmp_path, STEERING, 1)}"))
 

@@ -21,26 +21,18 @@ from polyhead.ops.registry import OPS as TORCH_OPS, TENSORS, resolve  # noqa: E4
 OPS = {op.name: folder for folder, op in TORCH_OPS.items()}
 CASES = {
     "offset": {
-        "size": (5, 5),
-        "limits": {"bias": "offset", "mask": "rows", "causal": True, "keep": True},
-        "groups": 2,
-        "symmetric": True,
-        "scale": 0.3,
+        "size": (5, 5), "limits": {"bias": "offset", "mask": "rows", "causal": True, "keep": True},
+        "groups": 2, "symmetric": True, "scale": 0.3,
     },
     "per sample": {
-        "size": (4, 9),
-        "limits": {"bias": "per_sample", "mask": "keys", "window": 2, "keep": True},
-        "groups": 4,
-        "by_offset": True,
+        "size": (4, 9), "limits": {"bias": "per_sample", "mask": "keys", "window": 2, "keep": True},
+        "groups": 4, "by_offset": True,
     },
     "packed": {
-        "size": (5, 5),
-        "limits": {"bias": "dense", "mask": "plane", "causal": True, "edges": (0, 2, 2, 5)},
-        "groups": 1,
-        "by_offset": True,
-        "value_weight": True,
+        "size": (5, 5), "limits": {"bias": "dense", "mask": "plane", "causal": True, "edges": (0, 2, 2, 5)},
+        "groups": 1, "by_offset": True, "value_weight": True,
     },
-}
+}  # fmt: skip
 OPTIONS = {
     "offset": {"normalise": "softmax", "act": "silu", "relation_act": "softmax", "pool": "mean", "network": "query"},
     "per sample": {"normalise": "softmax_rms_heads", "act": "relu", "relation_act": "gelu"},

@@ -12,7 +12,6 @@ import polyhead as ph
 from polyhead.layers.heads.groups import build
 from polyhead.models.initialise import initialise
 
-F64 = torch.float64
 DUAL = [ph.Softmax(2), ph.Relational(2)]
 
 

@@ -7,7 +7,7 @@ import pathlib
 import struct
 
 import pytest
-from dual_arguments import PLAIN, plain_state
+from dual_arguments import PLAIN
 from run_folders import copied
 from safetensors.torch import save_file
 from texts import write_documents
@@ -29,6 +29,8 @@ from polyhead.train.store.folder import read_metrics, read_result
 @pytest.fixture(scope="module")
 def model_files(tmp_path_factory):
     """A run on text that was trained, with all that a run folder may hold; its tokens; models for other libraries."""
+    from dual_attention.language_models import TransformerLM
+
     root = tmp_path_factory.mktemp("hostile")
     task = ph.tasks.Text(str(write_documents(root)), length=8, held_out=0.2, folder=str(root / "tokens"))
     small = {"dim": 8, "layers": 1, "heads": ph.Softmax(2), "positions": ph.Rotary(), "causal": True}
@@ -37,7 +39,7 @@ def model_files(tmp_path_factory):
     run = ph.Run(name="mine", task=task, model=model, train=train, device="cpu", folder=str(root / "run"))
     ph.train.run(run, progress=False)
     (root / "package").mkdir()
-    state = plain_state()
+    state = TransformerLM(**PLAIN).state_dict()
     del state["layers.final_out.weight"]  # the same tensor as that of the tokens
     save_file(state, root / "package" / "model.safetensors")
     (root / "package" / "config.json").write_text(json.dumps(PLAIN))

@@ -13,36 +13,27 @@ import polyhead as ph
 ENCODER = ph.TransformerConfig(
     ph.Tokens(7), ph.Logits(7), dim=16, layers=1, heads=[ph.Softmax(4)], max_length=12, feedforward=ph.Mlp(20)
 )
-ENCODER_DECODER = replace(
-    ENCODER,
-    inputs=ph.Tokens(9, scaled=True),
-    outputs=ph.Logits(9, tied=True),
-    layers=2,
-    causal=True,
-    encoder=ENCODER,
-    positions=ph.Sinusoidal(),
-)
+ENDS = {"inputs": ph.Tokens(9, scaled=True), "outputs": ph.Logits(9, tied=True), "positions": ph.Sinusoidal()}
+ENCODER_DECODER = replace(ENCODER, **ENDS, layers=2, causal=True, encoder=ENCODER)
 NEIGHBOURS = ph.Relational(2, symbols=ph.RelationalSymbols(count=5, neighbours=1))
+
+
+def variant(encoder=(), **changes):
+    """With other fields of the encoder, and of the decoder."""
+    return replace(ENCODER_DECODER, encoder=replace(ENCODER, **dict(encoder)), **changes)
+
+
 VARIANTS = {
     "softmax": ENCODER_DECODER,
-    "post": replace(
-        ENCODER_DECODER, norm_order="post", final_norm=False, encoder=replace(ENCODER, norm_order="post", norm="rms")
-    ),
-    "rotary": replace(
-        ENCODER_DECODER, positions=ph.Rotary(), encoder=replace(ENCODER, positions=ph.Rotary(), dim=16, layers=3)
-    ),
-    "dual": replace(
-        ENCODER_DECODER,
+    "post": variant({"norm_order": "post", "norm": "rms"}, norm_order="post", final_norm=False),
+    "rotary": variant({"positions": ph.Rotary(), "layers": 3}, positions=ph.Rotary()),
+    "dual": variant(
+        {"heads": [ph.Hyla(2), NEIGHBOURS], "layers": 2},
         heads=[ph.Softmax(2), ph.Relational(2, symbols=ph.SymbolicAttention())],
         cross_heads=[ph.Softmax(1), ph.Relational(3, symbols=ph.SymbolicAttention(count=4))],
-        encoder=replace(ENCODER, heads=[ph.Hyla(2), NEIGHBOURS], layers=2),
     ),
-    "neighbours": replace(
-        ENCODER_DECODER, cross_heads=[NEIGHBOURS, ph.Relational(2, symbols=ph.PositionSymbols(shared=False))]
-    ),
-    "vectors": replace(
-        ENCODER_DECODER, encoder=replace(ENCODER, inputs=ph.Vectors(3)), outputs=ph.Logits(9, bias=True)
-    ),
+    "neighbours": variant(cross_heads=[NEIGHBOURS, ph.Relational(2, symbols=ph.PositionSymbols(shared=False))]),
+    "vectors": variant({"inputs": ph.Vectors(3)}, outputs=ph.Logits(9, bias=True)),
 }
 
 

@@ -13,14 +13,8 @@ from polyhead.layers.cache import Cache
 from polyhead.models.inputs_outputs import ClassOutput, PatchInput
 
 F64 = torch.float64
-IMAGES = ph.TransformerConfig(
-    ph.Patches((3, 4, 6), (2, 3), class_token=True),
-    ph.Classes(5),
-    dim=16,
-    layers=1,
-    heads=ph.Softmax(2),
-    positions=ph.Learned(),
-)
+ENDS = ph.Patches((3, 4, 6), (2, 3), class_token=True), ph.Classes(5)
+IMAGES = ph.TransformerConfig(*ENDS, dim=16, layers=1, heads=ph.Softmax(2), positions=ph.Learned())
 
 
 @pytest.mark.parametrize("norm", [False, True])

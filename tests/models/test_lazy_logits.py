@@ -1,5 +1,7 @@
 """Lazy logits, which are never stored as a whole, equal ordinary logits."""
 
+from unittest import mock
+
 import pytest
 import torch
 from refusals import refused
@@ -46,18 +48,13 @@ def test_they_are_the_logits(monkeypatch, end, tail):
 
 def test_without_gradients_a_batch_is_scored_once(monkeypatch):
     model, (tokens, targets) = model_of(ENDS["own"]), batch()
-    calls, compute_logits = [], cross_entropy._logits
-
-    def counted(*args):
-        calls.append(args)
-        return compute_logits(*args)
-
+    counted = mock.Mock(wraps=cross_entropy._logits)
     monkeypatch.setattr(cross_entropy, "_logits", counted)
     with torch.no_grad():
         lazy, logits = model(tokens, lazy=True), model(tokens)
         for _ in range(2):
             losses, guesses = lazy.cross_entropy(targets), lazy.argmax()
-    assert len(calls) == 1
+    assert counted.call_count == 1
     torch.testing.assert_close(losses, token_losses(logits, targets))
     assert torch.equal(guesses, logits.argmax(-1))
     with torch.no_grad():  # other targets are not those that were asked for

@@ -10,17 +10,9 @@ import polyhead as ph
 from polyhead.tasks import FuzzyLogic
 from polyhead.train.optimiser import build, learning_rate
 
-SETTINGS = ph.TransformerConfig(
-    *(ph.Vectors(5), ph.Values(1)),
-    dim=128,
-    heads=[ph.Hyla(8, dim=2, value_dim=2)],
-    feedforward=ph.Mlp(256, "gelu_tanh"),
-    positions=ph.RelativeBias(),
-    max_length=32,
-    norm_eps=1e-6,
-    bias=True,
-    init="hyla",
-)
+HEADS = [ph.Hyla(8, dim=2, value_dim=2)]
+PARTS = {"feedforward": ph.Mlp(256, "gelu_tanh"), "positions": ph.RelativeBias(), "norm_eps": 1e-6, "bias": True}
+SETTINGS = ph.TransformerConfig(ph.Vectors(5), ph.Values(1), dim=128, heads=HEADS, max_length=32, init="hyla", **PARTS)
 
 
 def to_state(arrays, prefix):

@@ -12,14 +12,9 @@ from polyhead.config import Model
 from polyhead.models.build import NETWORKS, build
 from polyhead.models.size import match, parameters
 
-DUAL = ph.TransformerConfig(
-    ph.Tokens(30),
-    ph.Logits(30, tied=True),
-    dim=64,
-    heads=[ph.Softmax(2), ph.Relational(2)],
-    positions=ph.Rotary(),
-    feedforward=ph.Swiglu(),
-)
+ENDS = ph.Tokens(30), ph.Logits(30, tied=True)
+PARTS = {"positions": ph.Rotary(), "feedforward": ph.Swiglu()}
+DUAL = ph.TransformerConfig(*ENDS, dim=64, heads=[ph.Softmax(2), ph.Relational(2)], **PARTS)
 SOFTMAX = replace(DUAL, heads=ph.Softmax(4))
 IMAGES = ph.Patches((3, 8, 8), (4, 4)), ph.Classes(2)
 BASELINE = ph.CoRelNetConfig(*IMAGES, dim=16)

@@ -13,7 +13,6 @@ from zoo import fresh
 import polyhead as ph
 from polyhead.layers.cache import Cache
 
-F64 = torch.float64
 BASE = ph.TransformerConfig(
     ph.Tokens(9), ph.Logits(9), dim=16, layers=3, heads=ph.Softmax(4), positions=ph.Learned(), max_length=8
 )

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import threading
+from unittest import mock
 
 import pytest
 import torch
@@ -134,10 +135,7 @@ def test_a_damaged_library_is_built_anew(sandbox, library, damage):
 
 
 def test_without_a_home_there_is_none(sandbox, monkeypatch):
-    def homeless():
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(native.Path, "home", homeless)
+    monkeypatch.setattr(native.Path, "home", mock.Mock(side_effect=RuntimeError("Could not determine home directory.")))
     monkeypatch.delenv("POLYHEAD_NATIVE_CACHE")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     line = "cannot be built: this user has no home folder (set HOME or POLYHEAD_NATIVE_CACHE)"
@@ -228,20 +226,12 @@ def test_a_check_that_ends_in_an_error_is_made_again_by_the_next_process(sandbox
 def test_a_check_whose_verdict_cannot_be_kept_is_made_again(sandbox, monkeypatch, library):
     write_copying_compiler(sandbox, library)
     assert native.load_error("hyla") is None
-    checks = []
-
-    def no_error(*arguments):
-        checks.append(arguments)
-        return 0.0
-
-    def read_only(*arguments):
-        raise OSError("read-only")
-
-    monkeypatch.setattr(native, "worst_error", no_error)
-    monkeypatch.setattr(native, "_verdict_file", read_only)
+    checks = mock.Mock(return_value=0.0)
+    monkeypatch.setattr(native, "worst_error", checks)
+    monkeypatch.setattr(native, "_verdict_file", mock.Mock(side_effect=OSError("read-only")))
     native._LIBRARIES.clear()
     assert native.load_error("hyla") is None
-    assert len(checks) == 1
+    assert checks.call_count == 1
 
 
 # ---------------------------------------------------------------------------------------------------- builds of a wheel

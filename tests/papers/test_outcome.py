@@ -1,6 +1,7 @@
 """Baselines of a figure: means over the splits of its seeds."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -48,16 +49,9 @@ def test_seeds_that_share_a_split_say_nothing_of_others(sequences):
     assert (chance.error, chance.interval()) == (0.0, (0.5, 0.5))  # known exactly, with a single split too
 
 
-def test_baselines_are_measured_once_for_all_figures(sequences, monkeypatch):
+def test_baselines_are_measured_once_for_all_figures(sequences):
     outcome._baseline_scores.cache_clear()
-    calls = []
-    measure = FuzzyLogic.baselines
-
-    def recorded(task, *arguments, **options):
-        calls.append(task)
-        return measure(task, *arguments, **options)
-
-    monkeypatch.setattr(FuzzyLogic, "baselines", recorded)
     run = runs_of([FuzzyLogic(length=8)])[0]
-    assert outcome.baselines([run]) == outcome.baselines([replace(run, name="another")])
-    assert len(calls) == 1
+    with mock.patch.object(FuzzyLogic, "baselines", autospec=True, side_effect=FuzzyLogic.baselines) as measure:
+        assert outcome.baselines([run]) == outcome.baselines([replace(run, name="another")])
+    assert measure.call_count == 1

@@ -1,3 +1,1 @@
-from tiny_runs import _tiny, at_step, uninterrupted
-
-__all__ = ["_tiny", "at_step", "uninterrupted"]
+from tiny_runs import _tiny, at_step, uninterrupted  # noqa: F401

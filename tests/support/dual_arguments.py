@@ -10,10 +10,3 @@ CONFIG |= {"symbol_retriever_config": {"shared_symbol_retriever": True, "weight_
 CONFIG |= {"sa_kwargs": {"n_kv_heads": 1}}
 CONFIG |= {"ra_kwargs": {"n_kv_heads": 1, "n_relations": 4, "symmetric_rels": True}}
 PLAIN = {**SIZES, **BLOCK, "n_layers": 2, "n_heads": 4, "dff": 20, "activation": "relu"}
-
-
-def plain_state():
-    """The state dict of the package's language model with the arguments PLAIN."""
-    from dual_attention.language_models import TransformerLM
-
-    return TransformerLM(**PLAIN).state_dict()

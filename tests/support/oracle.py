@@ -228,11 +228,3 @@ def answer(op: str, tensors: Options, options: Options) -> Tensor:
         zeroed = {name: torch.where(hidden[:, :, None, None], 0, tensors[name]) for name in by_key}
         tensors = {**tensors, **zeroed}
     return OPS[op](tensors, visible((b, h, t, s), options), options)
-
-
-def cross_entropy(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, factor: float) -> Tensor:
-    """(t): log sum_c exp l_tc - l_t,target(t),   l = factor (x weight' + bias)."""
-    logits = factor * (x @ weight.T if bias is None else x @ weight.T + bias)
-    top = logits.amax(1, keepdim=True).detach()
-    of_targets = torch.stack([row[int(target)] for row, target in zip(logits, targets, strict=True)])
-    return (torch.exp(logits - top).sum(1).log() + top[:, 0]) - of_targets

@@ -36,10 +36,6 @@ def copied(source, folder):
     return folder
 
 
-def scores_of(folder):
-    return json.loads((folder / "result.json").read_text())["scores"]
-
-
 def same(folder, other_folder):
     """Two folders hold the same training, bit for bit: rows, checkpoint and scores."""
     assert rows(folder) == rows(other_folder)
@@ -47,7 +43,8 @@ def same(folder, other_folder):
     other_state = load((other_folder / "checkpoint.safetensors").read_bytes())
     assert state.keys() == other_state.keys()
     assert all(torch.equal(value, other_state[name]) for name, value in state.items())
-    assert scores_of(folder) == scores_of(other_folder)
+    results = [json.loads((path / "result.json").read_text()) for path in (folder, other_folder)]
+    assert results[0]["scores"] == results[1]["scores"]
 
 
 def losses(folder):

@@ -16,11 +16,6 @@ def task_of(data, tmp_path, cache="cache", **fields):
     return Text(str(data), folder=str(tmp_path / cache), length=16, **fields)
 
 
-def corpus_folder(tmp_path, cache="cache"):
-    (folder,) = (path for path in (tmp_path / cache).iterdir() if path.is_dir())
-    return folder
-
-
 def documents(task):
     """The documents of each split, as they are read back."""
     by_split = {}

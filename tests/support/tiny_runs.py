@@ -38,6 +38,14 @@ def uninterrupted(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def stopped_run(tmp_path_factory):
+    """Stopped at step 11: checkpoints of steps 11 and 10."""
+    folder = tmp_path_factory.mktemp("begun")
+    interrupted(tiny(folder), 11)
+    return folder
+
+
 def before_batch(patch, kind, step, action):
     """Call `action`, once, before training draws batch number `step` (from 0) of a task of this kind."""
     draw, waiting = kind.batch, [action]

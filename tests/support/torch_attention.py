@@ -62,11 +62,6 @@ def masks(name, t):
     }[name]
 
 
-def causal(t, first=0):
-    """PyTorch's mask of the queries from `first`: True at later keys."""
-    return torch.ones(t, t, dtype=torch.bool).triu(1)[first:]
-
-
 def own_layer(drop_in, heads):
     """Our own layer with the weights of the drop-in."""
     layer = ph.MultiHeadAttention(drop_in.embed_dim, heads, bias=True, dtype=F64)

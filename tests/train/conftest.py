@@ -1,3 +1,1 @@
-from tiny_runs import _tiny, at_step, uninterrupted
-
-__all__ = ["_tiny", "at_step", "uninterrupted"]
+from tiny_runs import _tiny, at_step, stopped_run, uninterrupted  # noqa: F401

@@ -12,19 +12,9 @@ from polyhead.train.optimiser import build, learning_rate, parameter_kinds
 
 def everything():
     """A model with every kind of parameter."""
-    config = ph.TransformerConfig(
-        ph.Tokens(11),
-        ph.Logits(11, bias=True),
-        dim=16,
-        layers=1,
-        heads=(ph.Softmax(2), ph.Hyla(2, value_depth=2)),
-        feedforward=ph.Experts(experts=3, top_k=2, hidden=8),
-        positions=ph.RelativeBias(),
-        max_length=8,
-        bias=True,
-        qk_norm=True,
-    )
-    return ph.Transformer(config)
+    ends, heads = (ph.Tokens(11), ph.Logits(11, bias=True)), (ph.Softmax(2), ph.Hyla(2, value_depth=2))
+    parts = {"feedforward": ph.Experts(experts=3, top_k=2, hidden=8), "positions": ph.RelativeBias(), "qk_norm": True}
+    return ph.Transformer(ph.TransformerConfig(*ends, dim=16, layers=1, heads=heads, max_length=8, bias=True, **parts))
 
 
 KINDS = {

@@ -5,19 +5,7 @@ import pickle
 import pytest
 import torch
 from refusals import refusing
-from tiny_transformers import (
-    F64,
-    GREEDY,
-    SMALL,
-    drawn,
-    hf,
-    llama,
-    padded,
-    positions,
-    stepwise,
-    tokens,
-    transformers,
-)
+from tiny_transformers import F64, GREEDY, SMALL, drawn, hf, llama, padded, positions, stepwise, tokens, transformers
 from torch import nn
 from torch.testing import assert_close
 
@@ -237,13 +225,6 @@ def mine():
     return Mine(llama().config)
 
 
-def swap_one():
-    """One layer of a model whose heads are set by name."""
-    model = llama()
-    model.set_attn_implementation("polyhead_hyla")
-    hf.swap_heads(model, [1], ph.Hyla(4))
-
-
 MISTAKES = {
     "heads: the model has 4 heads, so give 4, got 8": swap(ph.Hyla()),
     "heads: dim of Hyla must be 4 but is 6": swap(ph.Hyla(4, dim=6), model=lambda: llama(head_dim=4)),
@@ -252,7 +233,9 @@ MISTAKES = {
     "heads: Hyla must read the model's own": swap(ph.Softmax(2), ph.Hyla(2, share=True)),
     "Relational must have symbols of single tokens": swap(ph.Relational(4, symbols=ph.RelationalSymbols())),
     "swap_heads: the model must be a LlamaForCausalLM, got Mine": swap(ph.Softmax(4), model=mine),
-    "heads: layers without heads of their own would lose 'polyhead_hyla'": swap_one,
+    "heads: layers without heads of their own would lose 'polyhead_hyla'": lambda: hf.swap_heads(
+        llama(name="polyhead_hyla"), [1], ph.Hyla(4)
+    ),
     "GPT2LMHeadModel must have q_proj, k_proj, v_proj and o_proj in layer 0": swap(ph.Softmax(4), model=gpt),
 }
 

@@ -2,6 +2,7 @@
 
 import pathlib
 import runpy
+from unittest import mock
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def test_a_users_model_is_causal():
 
 
 @torch.no_grad()
-def test_capture_changes_nothing_even_after_an_error(monkeypatch):
+def test_capture_changes_nothing_even_after_an_error():
     model, arguments = make("gpt2"), inputs("gpt2")
     before, config = model(**arguments).logits, model.config.to_dict()
     model.train()
@@ -118,14 +119,9 @@ def test_capture_changes_nothing_even_after_an_error(monkeypatch):
     modes = [m.training for m in model.modules()]
     first, second = (capture(model, **arguments)[1].groups[0].q for _ in range(2))
     assert torch.equal(first, second)  # no dropout
-
-    def broken(*_, **__):
-        raise KeyError("broken")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(model.transformer.h[1].attn, "forward", broken)
-        with pytest.raises(KeyError):
-            capture(model, **arguments)
+    broken = mock.patch.object(model.transformer.h[1].attn, "forward", side_effect=KeyError("broken"))
+    with broken, pytest.raises(KeyError):
+        capture(model, **arguments)
     assert [m.training for m in model.modules()] == modes
     assert model.config._attn_implementation == "sdpa"
     assert model.config.to_dict() == config

@@ -1,23 +1,19 @@
 """Tokenised corpora: made once, whole or not at all, and again when the text has changed."""
 
 import os
+from unittest import mock
 
 import numpy as np
 import pytest
 from refusals import refused
-from texts import all_documents, corpus_folder, documents, task_of
+from texts import all_documents, documents, task_of
 
 from polyhead.tasks.text import corpus
 
 
-def test_a_text_is_tokenised_once_and_an_interrupted_process_leaves_no_corpus(folder, tmp_path, monkeypatch, capsys):
-    def interrupt(path, data):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(corpus, "write", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            task_of(folder, tmp_path).count("iid")
+def test_a_text_is_tokenised_once_and_an_interrupted_process_leaves_no_corpus(folder, tmp_path, capsys):
+    with mock.patch.object(corpus, "write", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        task_of(folder, tmp_path).count("iid")
     fingerprints = []
     for _ in range(2):
         task = task_of(folder, tmp_path)
@@ -33,7 +29,7 @@ def test_a_text_is_tokenised_once_and_an_interrupted_process_leaves_no_corpus(fo
 def test_a_damaged_corpus_is_refused(harm, folder, tmp_path):
     task = task_of(folder, tmp_path)
     task.count("iid")
-    path = corpus_folder(tmp_path)
+    (path,) = (entry for entry in (tmp_path / "cache").iterdir() if entry.is_dir())
     if harm == "shorter":
         os.truncate(path / "iid.bin", 99)
     elif harm == "missing":

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 from refusals import refusing
 from run_folders import copied, damage, rows, same
-from tiny_runs import interrupted, tiny
+from tiny_runs import tiny
 
 import polyhead as ph
 from polyhead.train import read_config, read_result, run
@@ -18,24 +18,12 @@ from polyhead.train.store.files import write
 from polyhead.train.store.folder import FolderInUse, claim, is_claimed
 
 
-@pytest.fixture(scope="module")
-def stopped_run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("begun")
-    interrupted(tiny(folder), 7)
-    return folder
-
-
-def test_a_failed_write_leaves_the_earlier_file(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_earlier_file(tmp_path):
     path = tmp_path / "file"
     write(path, b"one")
-
-    def fsync(handle):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", fsync)
-        with pytest.raises(OSError, match=r"file: cannot be written \(No space left"):
-            write(path, b"two")
+    full = mock.patch.object(os, "fsync", side_effect=OSError(28, "No space left on device"))
+    with full, pytest.raises(OSError, match=r"file: cannot be written \(No space left"):
+        write(path, b"two")
     assert path.read_bytes() == b"one"
 
 
