@@ -22,6 +22,8 @@ for axes, image, answer in zip(grid, batch.inputs, batch.targets.flatten(), stri
 # ## Train both kinds
 #
 # Two layers of width 64 with four heads. The second network has two disentangled heads in place of two softmax heads.
+# The symbols of disentangled heads stand for positions. Softmax heads know none here; with `positions=ph.Rotary()` they
+# reach 0.65 in 600 steps.
 
 
 # %%

@@ -334,11 +334,7 @@ def test_mistakes_of_probes_of_layers(labelled):
     for arguments, share, message in (
         ((taps, labels, -1, -1), 0.5, "probe_layers: (24,) codes in a batch but labels of shape (24, 3)"),
         (([], [], -1, -1), 0.5, "probe_layers: taps must be of at least one batch, got none"),
-        (
-            ([taps[0], taps[1][:1]], labels, *PAIRS),
-            0.5,
-            "probe_layers: batches must have the same layers but 1 have 1 ''",
-        ),
+        (([taps[0], taps[1][:1]], labels, *PAIRS), 0.5, "batches must have the same layers but 1 have 1 ''"),
         ((taps, labels, *PAIRS), 1.0, "probe_layers: test must be a share between 0 and 1 but is 1.0"),
     ):
         with refusing(message):

@@ -117,10 +117,7 @@ def test_capture_reads_all_layers_without_dropout_and_leaves_the_modes(monkeypat
         (lambda taps: codes(taps, 0, 0, group=3), "codes: group must be an integer in [-3, 3) but is 3"),
         (lambda taps: codes(taps, [1], np.int64(2)), "codes: q_index and k_index must be two integers or two lists"),
         (lambda taps: codes(taps, [0.5], [0]), "codes: q_index must be an integer in [-8, 8) but is 0.5"),
-        (
-            lambda taps: value_network(taps, 0, 0, sample=2),
-            "value_network: sample must be an integer in [-2, 2) but is 2",
-        ),
+        (lambda taps: value_network(taps, 0, 0, sample=2), "sample must be an integer in [-2, 2) but is 2"),
     ],
 )
 def test_mistakes(call: Callable, message: str) -> None:

@@ -54,9 +54,7 @@ NUMPY = {
     "run_softmax": lambda x, dim: oracle.softmax(oracle.f64(x), dim),
     "run_rope": lambda d, theta, length, x, positions: oracle.turn(oracle.f64(x), positions.tolist(), theta),
     "run_scaled_dot_product_attention": lambda q, k, v, mask: oracle.attend(*map(oracle.f64, (q, k, v)), mask.numpy()),
-    "run_multihead_self_attention": lambda d, h, wq, wk, wv, wo, x: oracle.mha(
-        oracle.f64(x), *map(oracle.f64, (wq, wk, wv, wo)), h
-    ),
+    "run_multihead_self_attention": lambda d, h, q, k, v, o, x: oracle.mha(*map(oracle.f64, (x, q, k, v, o)), h),
     "run_multihead_self_attention_with_rope": lambda d, h, length, theta, wq, wk, wv, wo, x, positions: oracle.mha(
         oracle.f64(x), *map(oracle.f64, (wq, wk, wv, wo)), h, positions[0].tolist(), theta
     ),
@@ -108,12 +106,8 @@ def test_one_product_gives_what_three_give():
 
 def test_glu_is_a_sigmoid_times_a_map():
     w1, w2 = FEEDFORWARD[0], FEEDFORWARD[2]
-    np.testing.assert_allclose(
-        textbook.glu(X, w1, w2),
-        oracle.f64(X) @ oracle.f64(w2).T / (1 + np.exp(-oracle.f64(X) @ oracle.f64(w1).T)),
-        rtol=1e-4,
-        atol=1e-5,
-    )
+    gate = 1 / (1 + np.exp(-oracle.f64(X) @ oracle.f64(w1).T))
+    np.testing.assert_allclose(textbook.glu(X, w1, w2), oracle.f64(X) @ oracle.f64(w2).T * gate, rtol=1e-4, atol=1e-5)
 
 
 # ------------------------------------------------------------------------------- equal to PyTorch's, stable, any dtype
@@ -131,10 +125,7 @@ FUNCTIONS = {
     "softmax": (lambda x: textbook.softmax(x, -1), lambda x: torch.softmax(x, -1)),
     "silu": (textbook.silu, F.silu),
     "rms_norm": (rms_norm, lambda x: F.rms_norm(x, x.shape[-1:], eps=1e-5)),
-    "attention": (
-        lambda x: textbook.scaled_dot_product_attention(x, x, x),
-        attention,
-    ),
+    "attention": (lambda x: textbook.scaled_dot_product_attention(x, x, x), attention),
 }
 
 

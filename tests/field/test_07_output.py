@@ -69,11 +69,8 @@ def closed_pipe():
 def test_a_run_ends_with_its_result_wherever_its_output_goes(recipe, tmp_path, uninterrupted, output):
     code = CLOSED + TRAIN if output == "nothing" else TRAIN
     with closed_pipe() if output == "a closed pipe" else open("/dev/full", "w") as stream:
-        process = forked.Process(
-            [sys.executable, "-c", code, str(recipe), str(tmp_path / "run")],
-            stdout=stream,
-            stderr=stream,
-        )
+        command = [sys.executable, "-c", code, str(recipe), str(tmp_path / "run")]
+        process = forked.Process(command, stdout=stream, stderr=stream)
         assert process.wait() in (0, 1 if output == "a full device" else 0)  # 1: the table of scores was not printed
     same(tmp_path / "run", uninterrupted)
 

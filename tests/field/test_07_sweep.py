@@ -12,13 +12,8 @@ def test_a_sweep_finishes_after_its_pipe_has_closed(tmp_path):
     """One run finishes, one diverges: the exit code says so, whoever listens."""
     config.save(tiny(None, steps=2, warmup=0), tmp_path / "run.yaml")
     arguments = ["sweep", "run.yaml", "--train.lr", "1e38,1e-3", "--workers", "1", "--folder", "grid"]
-    sweep = subprocess.Popen(
-        [sys.executable, "-m", "polyhead", *arguments],
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    sweep = subprocess.Popen([sys.executable, "-m", "polyhead", *arguments], cwd=tmp_path, **pipes)
     assert sweep.stdout is not None
     sweep.stdout.readline()
     sweep.stdout.close()

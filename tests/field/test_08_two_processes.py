@@ -54,13 +54,20 @@ def test_a_process_says_for_whom_it_waits_and_ctrl_c_ends_it(folder, rank, other
         ({"MASTER_PORT": "99999"}, "MASTER_PORT must be a port from 1 to 65535 but is 99999"),
         ({"MASTER_PORT": ""}, "several processes need MASTER_ADDR and MASTER_PORT"),
         ({"RANK": "one"}, "the environment variable RANK must be an integer but is 'one'"),
+        ({"WORLD_SIZE": "two"}, "the environment variable WORLD_SIZE must be an integer but is 'two'"),
     ],
 )
-def test_a_wrong_launcher_variable_is_one_line(folder, monkeypatch, capsys, changes, error):
+def test_a_wrong_launcher_variable_is_one_line_of_the_first_process(folder, monkeypatch, capsys, changes, error):
     for name, value in environment(0, **changes).items():
         monkeypatch.setenv(name, value)
     assert main([str(folder), "--quiet"]) == 2
-    assert error in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert message.startswith("polyhead: world: ")
+    assert message.count("\n") == 1
+    assert error in message
+    monkeypatch.setenv("LOCAL_RANK", "1")  # another process of the same machine: it has been said
+    assert main([str(folder), "--quiet"]) == 2
+    assert capsys.readouterr().err == ""
 
 
 def test_an_empty_launcher_variable_is_an_absent_one(tiny, tmp_path, monkeypatch):

@@ -20,12 +20,6 @@ def test_a_type_checker_sees_what_is_there():
     assert all(typed[name] is getattr(ph, name) for name in names)
 
 
-def test_a_name_that_was_used_is_at_hand():
-    """Inside a loop, `ph.Softmax` costs what any name of a module costs."""
-    for name in ("Softmax", "recipes", "load"):
-        assert getattr(ph, name) is vars(ph)[name]
-
-
 # Fresh processes, each step of which may load no more than it says.  JAX alone: jaxside/test_surface.py.
 WITHOUT_TORCH = """
 def without(step, *names):

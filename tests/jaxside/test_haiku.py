@@ -138,11 +138,8 @@ def test_a_query_without_visible_keys_gets_the_output_bias_and_no_gradient():
 
 
 def test_dimensions_between_batch_and_sequence_are_batch_dimensions():
-    params, q, other = (
-        tutorial_parameters(),
-        normal(BATCH, 3, LENGTH, WIDTH, seed=5),
-        normal(BATCH, 3, 7, WIDTH, seed=6),
-    )
+    params, q = tutorial_parameters(), normal(BATCH, 3, LENGTH, WIDTH, seed=5)
+    other = normal(BATCH, 3, 7, WIDTH, seed=6)
     run = jax.jit(module.apply)
     for mask, i in itertools.product((random_mask(BATCH, 1, 7), random_mask(BATCH, 3, 1, 7)), range(3)):
         out, attention = run(params, q, other, other, mask)

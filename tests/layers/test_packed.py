@@ -23,9 +23,7 @@ def test_a_mask_and_positions_of_packed_sequences():
     x, mask = torch.randn(1, 12, M, dtype=F64, requires_grad=True), torch.rand(1, 1, 1, 12) > 0.4
     positions = torch.tensor([[0, 2, 3, 1, 0, 1, 2, 5, 6, 7, 4, 5]])
     sequences = zip(x.split(LENGTHS, 1), mask.split(LENGTHS, -1), positions.split(LENGTHS, 1), strict=True)
-    outputs = [
-        layer(tokens, mask=key_mask, positions=token_positions) for tokens, key_mask, token_positions in sequences
-    ]
+    outputs = [layer(tokens, mask=key_mask, positions=rows) for tokens, key_mask, rows in sequences]
     packed = layer(x, mask=mask, positions=positions, cu_seqlens=CU)
     same_with_gradients(packed, torch.cat(outputs, 1), [x, *layer.parameters()])
 

@@ -161,14 +161,10 @@ def test_what_cannot_be_built_is_one_line_and_tiles_go_on(sandbox, caplog, failu
     with pytest.raises(ValueError, match=r"^hyla: impl 'native' .*; use impl='auto' or 'reference'$") as error:
         ops.hyla(q, k, v, impl="native")
     assert message in str(error.value)
-    warnings = [
-        record.message
-        for record in caplog.records
-        if record.levelno == logging.WARNING and "no native code" in record.message
-    ]
-    assert len(warnings) == 1
-    assert message in warnings[0]
-    assert "\n" not in warnings[0]
+    (record,) = [record for record in caplog.records if "no native code" in record.message]
+    assert record.levelno == logging.WARNING
+    assert message in record.message
+    assert "\n" not in record.message
 
 
 def test_it_can_be_turned_off_and_small_calls_compile_nothing(sandbox, monkeypatch, caplog):

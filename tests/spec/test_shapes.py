@@ -42,10 +42,7 @@ MISTAKES = [
     ({"bias": torch.zeros(3, 8, 5, 7)}, "b = 2 in q but 3 in bias (#b #h t s) = (3, 8, 5, 7)"),
     ({"bias": torch.zeros(3, 4, 5)}, "bias must be (#b #h t s) or (h t+s-1) but has shape (3, 4, 5)"),
     ({"mask": torch.zeros(5, 7)}, "mask must be boolean, True where attention is allowed, but is torch.float32"),
-    (
-        {"mask": torch.zeros(2, 7).bool()},
-        "t = 5 in q but 2 in mask (#t #s) = (2, 7); of keys it is mask[:, None, None]",
-    ),
+    ({"mask": torch.ones(2, 7).bool()}, "t = 5 in q but 2 in mask (#t #s) = (2, 7); of keys it is mask[:, None, None]"),
     ({"q": Q.long()}, "q must be of a floating dtype but is torch.int64"),
     ({"positions": torch.zeros(2, 5)}, "positions must be of an integer dtype but is torch.float32"),
     ({"positions": torch.zeros(2, 5).byte()}, "positions must be of a signed integer dtype but is torch.uint8"),

@@ -27,12 +27,8 @@ def text(tmp_path_factory):
 
 
 def config(text, folder, **changes):
-    settings: dict[str, Any] = {
-        "task": text,
-        "inputs": ph.Tokens(256),
-        "outputs": ph.Logits(256, tied=True, scaled=True),
-    }
-    settings |= {"layers": 1, "max_length": 16, "causal": True, "positions": ph.Rotary(), "norm": "rms"}
+    settings: dict[str, Any] = {"task": text, "inputs": ph.Tokens(256), "layers": 1, "max_length": 16, "causal": True}
+    settings |= {"outputs": ph.Logits(256, tied=True, scaled=True), "positions": ph.Rotary(), "norm": "rms"}
     settings |= {"feedforward": ph.Swiglu(24), "dropout": 0.0, "residual_dropout": 0.0, "name": "text"}
     settings |= {"steps": 8, "batch_size": 8, "warmup": 1, "lr": 3e-3, "eval_every": 4, "save_every": 3}
     return tiny(folder, **settings | {"evaluate": ("validation",), **changes})

@@ -6,7 +6,6 @@ from refusals import refusing
 
 import polyhead as ph
 from polyhead.models.build import build
-from polyhead.train.__main__ import main as worker
 from polyhead.train.parallel import units
 from polyhead.train.world import World, address_of_first, first_host, place
 
@@ -50,22 +49,6 @@ def test_where_srun_gives_no_meeting_place():
     assert address_of_first(slurm | {"MASTER_PORT": "7"}) == ("n3", 7)
     with refusing("world: several processes need MASTER_ADDR and MASTER_PORT; start them with"):
         address_of_first({})
-
-
-@pytest.mark.parametrize("variables", [{"RANK": "0", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "two"}])
-def test_a_worker_in_a_broken_world_says_so_in_one_line(tiny, tmp_path, variables, monkeypatch, capsys):
-    ph.config.save(tiny(tmp_path), tmp_path / "config.json")
-    for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_LOCALID"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert worker([str(tmp_path)]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("polyhead: world: ")
-    assert message.count("\n") == 1
-    monkeypatch.setenv("LOCAL_RANK", "1")  # another process of the same machine: it has been said
-    assert worker([str(tmp_path)]) == 2
-    assert capsys.readouterr().err == ""
 
 
 # ----------------------------------------------------------------------------------------------------------- FSDP units

@@ -213,8 +213,8 @@ def probe_model(
     for view, (drawn, _) in views(task).items():
         (batch,) = draws(drawn, "iid", max(queries, 2), seed=seed, purpose="queries", device=device)
         tokens = batch.inputs[:, -1]
-        (many,) = draws(drawn, "iid", 512, seed=seed, purpose="queries", device=device)
-        distinct_tokens = many.inputs[:, -1].unique(dim=0)
+        (vocabulary_batch,) = draws(drawn, "iid", 512, seed=seed, purpose="queries", device=device)
+        distinct_tokens = vocabulary_batch.inputs[:, -1].unique(dim=0)
         has_one_query = len(distinct_tokens) == 1
         if not tokens.is_floating_point():  # a vocabulary: a few draws may be equal
             tokens = distinct_tokens

@@ -82,16 +82,16 @@ def _matrix(weight: Tensor, fan_in: int, fan_out: int, preset: str) -> None:
 def _joint_matrix(layer: MultiHeadAttention, preset: str) -> None:
     """Queries, keys and values each have their own number of rows as fan-out, as separate maps would."""
     weight: Any = layer.qkv.weight
-    whole = weight
+    full_weight = weight
     is_sharded = hasattr(weight, "full_tensor")  # a DTensor, whose parts would be copies
     if is_sharded:
-        whole = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device=weight.device))
-    for rows in whole.split(layer.widths):
+        full_weight = nn.Parameter(torch.empty(weight.shape, dtype=weight.dtype, device=weight.device))
+    for rows in full_weight.split(layer.widths):
         _matrix(rows, layer.dim, rows.shape[0], preset)
     if is_sharded:
         from torch.distributed.tensor import distribute_tensor
 
-        weight.copy_(distribute_tensor(whole, weight.device_mesh, weight.placements))
+        weight.copy_(distribute_tensor(full_weight, weight.device_mesh, weight.placements))
 
 
 def _zero(bias: Tensor | None) -> None:

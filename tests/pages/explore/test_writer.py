@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from explored import DUAL, TEXT, batch_of, model_of
+from refusals import refusing
 
 import polyhead as ph
 from polyhead.analysis import capture, look
@@ -187,38 +188,29 @@ def test_tokens_can_be_seen() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- mistakes
-def message_of(call: Any, *arguments: Any, **options: Any) -> str:
-    with pytest.raises(ValueError, match=r"^[^\n]+$") as caught:
-        call(*arguments, **options)
-    return str(caught.value)
-
-
 def test_mistakes_are_one_line(tmp_path: pathlib.Path) -> None:
-    model, path = model_of((ph.Softmax(2),), max_length=16), tmp_path / "page.html"
-    assert "but is empty" in message_of(explore.explore, model, "", Bytes(), path)
-    assert "at most 16 tokens, the model's context, got 17" in message_of(
-        explore.explore, model, "x" * 17, Bytes(), path
-    )
-    heads = (ph.Softmax(2),)
+    model, path, heads = model_of((ph.Softmax(2),), max_length=16), tmp_path / "page.html", (ph.Softmax(2),)
     of_99_tokens = ph.Transformer(ph.TransformerConfig(ph.Tokens(99), ph.Logits(99), dim=8, heads=heads, causal=True))
-    message = "the tokenizer must have the model's 99 tokens but the text has token 99: it belongs to another model"
-    assert message in message_of(explore.explore, of_99_tokens, "abc", Bytes(), path)
     vectors = ph.Transformer(ph.TransformerConfig(ph.Vectors(3), ph.Logits(2), dim=8, heads=heads))
-    assert "must take only tokens, got Vectors" in message_of(explore.explore, vectors, "a", Bytes(), path)
-    taps = capture(model, batch_of("abcd"))
-    assert "layer 1 must look at the 3 tokens but has t = 4 and s = 4" in message_of(explore.write, taps, "abc", path)
-    assert "but is empty" in message_of(explore.write, taps, [], path)
-    assert "at least one layer" in message_of(explore.write, [], "abcd", path)
-    ids = torch.zeros(2, 4, dtype=torch.long)
+    taps, ids = capture(model, batch_of("abcd")), torch.zeros(2, 4, dtype=torch.long)
     of_two_sequences = capture(model, Batch(ids, ids, None, torch.ones(2, 4), {}))
-    assert "of one sequence, got a batch of 2" in message_of(explore.write, of_two_sequences, "abcd", path)
     group = taps[0].groups[0]
     broken = [replace(taps[0], groups=(replace(group, q=group.q * math.nan),))]
-    assert "layer 1 must have finite codes" in message_of(explore.write, broken, "abcd", path)
     (tmp_path / "file").write_text("")
-    assert "x.html: cannot be written (File exists)" in message_of(
-        explore.write, taps, "abcd", tmp_path / "file" / "x.html"
-    )
+    for call, line in (
+        (lambda: explore.explore(model, "", Bytes(), path), "but is empty"),
+        (lambda: explore.explore(model, "x" * 17, Bytes(), path), "at most 16 tokens, the model's context, got 17"),
+        (lambda: explore.explore(of_99_tokens, "abc", Bytes(), path), "99 tokens but the text has token 99"),
+        (lambda: explore.explore(vectors, "a", Bytes(), path), "must take only tokens, got Vectors"),
+        (lambda: explore.write(taps, "abc", path), "layer 1 must look at the 3 tokens but has t = 4 and s = 4"),
+        (lambda: explore.write(taps, [], path), "but is empty"),
+        (lambda: explore.write([], "abcd", path), "at least one layer"),
+        (lambda: explore.write(of_two_sequences, "abcd", path), "of one sequence, got a batch of 2"),
+        (lambda: explore.write(broken, "abcd", path), "layer 1 must have finite codes"),
+        (lambda: explore.write(taps, "abcd", tmp_path / "file" / "x.html"), "x.html: cannot be written (File exists)"),
+    ):
+        with refusing(line):
+            call()
     assert not path.exists()
 
 
@@ -248,16 +240,15 @@ def test_the_command_writes_a_page_on_a_run(run: ph.Run, tmp_path: pathlib.Path,
 def test_runs_it_cannot_show_are_named(run: ph.Run, tmp_path: pathlib.Path) -> None:
     unfinished = pathlib.Path(shutil.copytree(str(run.folder), tmp_path / "unfinished"))
     (unfinished / "result.json").unlink()
-    assert f"polyhead resume {unfinished} finishes" in message_of(
-        explore.explore_folder, unfinished, "a", tmp_path / "x"
-    )
+    with refusing(f"polyhead resume {unfinished} finishes"):
+        explore.explore_folder(unfinished, "a", tmp_path / "x")
     task = ph.tasks.FuzzyLogic()
     model = ph.TransformerConfig(*task.ends, dim=8, layers=1, heads=(ph.Hyla(2),), max_length=task.length)
     (tmp_path / "fuzzy").mkdir()
     ph.config.save(ph.Run(name="fuzzy", task=task, model=model), tmp_path / "fuzzy" / "config.json")
-    message = message_of(explore.explore_folder, tmp_path / "fuzzy", "a", tmp_path / "x")
-    assert "must be trained on text but is on fuzzy logic" in message
-    assert "does not exist" in message_of(explore.explore_folder, tmp_path / "nothing", "a", tmp_path / "x")
+    for name, line in (("fuzzy", "must be trained on text but is on fuzzy logic"), ("nothing", "does not exist")):
+        with refusing(line):
+            explore.explore_folder(tmp_path / name, "a", tmp_path / "x")
 
 
 # --------------------------------------------------------------------------------------------------------- Hugging Face
@@ -282,9 +273,11 @@ def test_any_causal_model_of_hugging_face(tmp_path: pathlib.Path) -> None:
     for layer, attention in zip(page["layers"], model(ids, output_attentions=True).attentions, strict=True):
         codes = unpacked(layer["groups"][0]["code"], numbers, t * (t + 1) // 2)
         np.testing.assert_allclose(codes, attention[0].detach().numpy()[:, *np.tril_indices(t)], atol=1 / 250)
-    assert "at most 24 tokens" in message_of(explore.explore_folder, tmp_path / "gpt", "x" * 25, tmp_path / "x")
+    with refusing("at most 24 tokens"):
+        explore.explore_folder(tmp_path / "gpt", "x" * 25, tmp_path / "x")
     model.config.vocab_size = 99
-    assert "must have the model's 99 tokens" in message_of(explore.explore, model, "abc", Bytes(), tmp_path / "x")
+    with refusing("must have the model's 99 tokens"):
+        explore.explore(model, "abc", Bytes(), tmp_path / "x")
 
 
 def test_a_notebook_shows_the_page_of_taps():

@@ -23,6 +23,7 @@ from polyhead.papers.study import FinishedRun, Study
 from polyhead.tasks import FuzzyLogic, Sraven
 
 RESULTS = ROOT / "docs" / "results"
+trainings = loaded("benchmarks", "long_trainings.py")
 PAGES = ("long", "parts", "settings", "width", "length", "sraven")
 STEPS = (2500, 5000, 7500)
 KNOWN, UNSEEN = (0.70, 0.86, 0.94), (0.50, 0.60, 0.80)
@@ -48,7 +49,6 @@ def pages(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("pages")
     by_page = {}
-    trainings = loaded("benchmarks", "long_trainings.py")
     with pytest.MonkeyPatch.context() as patch:
         for name in PAGES:
             subfolder = "sraven" if name == "sraven" else f"fuzzy/{name}"
@@ -152,7 +152,6 @@ def test_baselines_are_of_the_sequences_on_which_a_run_was_scored(task, weak, mo
 
 # ---------------------------------------------------------------------------------------------- rows of later additions
 def test_rows_of_the_additions_change_only_what_they_say(capsys):
-    trainings = loaded("benchmarks", "long_trainings.py")
     main = trainings.training("hyla", 1)
     for percent in (30, 50):
         run = trainings.training(f"hyla-held-out-{percent}", 1)
@@ -201,7 +200,6 @@ def planted(run, folder, score):
 
 def test_page_of_the_part_held_out(study_of):
     """At 30 and 50 % HYLA is ahead and softmax behind linear; HYLA drops less than softmax and more than linear."""
-    trainings = loaded("benchmarks", "long_trainings.py")
     scores = {"hyla": (0.9, 0.8, 0.7), "softmax": (0.8, 0.7, 0.4), "linear": (0.85, 0.75, 0.8)}
     scored = []
     for (model, by_percent), seed in itertools.product(scores.items(), long.SEEDS):
@@ -217,7 +215,6 @@ def test_page_of_the_part_held_out(study_of):
 
 
 def test_pages_of_table_a1_and_of_equal_parameters(study_of):
-    trainings = loaded("benchmarks", "long_trainings.py")
     scores = dict.fromkeys((*trainings.MODELS, *trainings.ABLATIONS, *trainings.TABLE_ROWS), 0.5)
     scores |= {"hyla-deep": 0.7, "linear-moe": 0.3, "equal-hyla-16": 0.8, "equal-softmax-16": 0.6}
     scored = []
@@ -236,7 +233,6 @@ def test_pages_of_table_a1_and_of_equal_parameters(study_of):
 
 
 def test_page_of_two_splits_and_three_networks(study_of):
-    trainings = loaded("benchmarks", "long_trainings.py")
     scored = []
     for split, seed in itertools.product((2, 3), (1, 2, 3)):
         scored.append((trainings.pilot("softmax", seed, split), 0.6))

@@ -31,16 +31,10 @@ def test_the_original_codes_instances_obey_the_checker(fixtures):
 
 
 # ------------------------------------------------------------------------------------------ the generator
-@pytest.mark.parametrize(
-    "setting",
-    [
-        {},
-        {"permuted": False},
-        {"features": 2, "grid": 2},
-        {"features": 2, "grid": 5, "values": 11},
-    ],
-    ids=str,
-)
+SETTINGS = [{}, {"permuted": False}, {"features": 2, "grid": 2}, {"features": 2, "grid": 5, "values": 11}]
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_instances_of_other_sizes_obey_the_checker(setting):
     task = Sraven(**setting)
     for split in ("iid", "compositional"):

@@ -173,12 +173,12 @@ def load_by_head(start, row, end, strides, B: tl.constexpr):
 def load_by_row(start, row, end, strides, B: tl.constexpr):
     """The same as [row, head, width]."""
     i = tl.arange(0, B.rows)[:, None, None]
-    place = tl.arange(0, B.heads_padded)[None, :, None]
+    slot = tl.arange(0, B.heads_padded)[None, :, None]  # a head has `spread` slots, and its numbers are in the first
     c = tl.arange(0, B.width_padded)[None, None, :]
-    h = place // B.spread
+    h = slot // B.spread
     at = start + B.first + tl.cast(row, tl.int64) * strides[1] + ((h // B.share) * strides[2] + i * strides[1] + c)
-    here = (h < B.heads) & (place % B.spread == 0)
-    return tl.load(at, mask=here & (row + i < end) & (c < B.width - B.first), other=0.0)
+    is_read = (h < B.heads) & (slot % B.spread == 0)
+    return tl.load(at, mask=is_read & (row + i < end) & (c < B.width - B.first), other=0.0)
 
 
 @jit
