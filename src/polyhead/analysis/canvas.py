@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Literal
 
 from polyhead.spec.optional import optional
+from polyhead.spec.values import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +79,7 @@ def save(figure: "Figure", *paths: str | pathlib.Path) -> pathlib.Path:
         try:
             data = _rendered(figure, kind, salt="polyhead", facecolor="white")
         except ValueError as error:
-            raise ValueError(f"figures: {path} cannot be written ({' '.join(str(error).split())})") from None
+            raise ValueError(f"figures: {path} cannot be written ({one_line(error)})") from None
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     return path

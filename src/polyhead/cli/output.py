@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from polyhead.spec.values import one_line
 from polyhead.train.messages import escape, print_notice
 from polyhead.train.progress import QUIET
 
@@ -64,7 +65,7 @@ def write(text: str) -> None:
 
 def write_error(text: str, code: int) -> int:
     """Print one line on standard error, and return the exit code."""
-    line = escape(" ".join(text.split()))
+    line = one_line(text)
     if not line.startswith("polyhead"):
         line = f"polyhead: {line}"
     print_notice(line)

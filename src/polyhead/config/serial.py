@@ -14,6 +14,7 @@ from typing import Any
 from polyhead import extensions
 from polyhead.config.checked import field_types, part_classes
 from polyhead.spec.shapes import one_of
+from polyhead.spec.values import one_line
 
 
 # ---------------------------------------------------------------------------------------------------------------- files
@@ -31,7 +32,7 @@ def read(path: str | pathlib.Path) -> Any:
         reason = getattr(error, "strerror", "it is nested too deeply")
         raise ValueError(f"{path}: cannot be read ({reason})") from None
     except (ValueError, TypeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ValueError(f"{path}: not valid {path.suffix[1:].upper() or 'YAML'} ({reason})") from None
 
 

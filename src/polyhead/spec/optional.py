@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from polyhead.spec.values import one_line
+
 DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML"}
 """Name of a module -> name under which pip installs it, if they differ."""
 
@@ -55,7 +57,7 @@ def optional(feature: str, install: str) -> Iterator[None]:
         name = DISTRIBUTIONS.get(package, package) or "a package"
         reason = ""
         if not isinstance(error, ModuleNotFoundError) or error.name != package:
-            reason = f" ({' '.join(str(error).split())})"
+            reason = f" ({one_line(error)})"
         if name != "torch" and _without_torch():
             install = install.replace("polyhead[", "polyhead-jax[")
         raise MissingPackage(f"{feature} needs {name}: pip install '{install}'{reason}", name=package) from None

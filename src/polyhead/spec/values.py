@@ -36,3 +36,8 @@ def legal(value: object) -> object:
 def numbers(scores: Mapping[str, Any]) -> dict[str, Any]:
     """The inverse of `legal` for a table of scores: null becomes NaN."""
     return {name: math.nan if value is None else value for name, value in scores.items()}
+
+
+def one_line(error: object) -> str:
+    """The text of an error of another library, in one line."""
+    return " ".join(str(error).split())

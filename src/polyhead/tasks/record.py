@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
+from polyhead.spec.values import one_line
+
 RECORD = "data.json"
 
 
@@ -61,7 +63,7 @@ def recorded(caller: str, folder: str | os.PathLike[str], *keys: str) -> str | N
             entry = entry[key]
     except (OSError, ValueError, KeyError, TypeError) as error:
         hint = "delete it if the data are the same as before"
-        raise ValueError(f"{caller}: {path} cannot be read ({' '.join(str(error).split())}); {hint}") from None
+        raise ValueError(f"{caller}: {path} cannot be read ({one_line(error)}); {hint}") from None
     return str(entry)
 
 

@@ -23,11 +23,6 @@ def escape(text: str) -> str:
     return "".join(characters)
 
 
-def one_line(error: object) -> str:
-    """The text of an error of another library, in one line."""
-    return " ".join(str(error).split())
-
-
 def print_notice(text: str) -> None:
     """Print a notice on standard error, escaped; do nothing where it cannot be written."""
     if sys.stderr is None:  # the process was started with `2>&-`

@@ -10,7 +10,8 @@ from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.spec.optional import is_installed
 from polyhead.spec.shapes import one_of
-from polyhead.train.messages import one_line, print_notice
+from polyhead.spec.values import one_line
+from polyhead.train.messages import print_notice
 
 
 def numbers_by_name(row: dict[str, Any]) -> dict[str, float]:

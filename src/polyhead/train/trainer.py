@@ -15,11 +15,12 @@ import torch
 
 from polyhead.config import Run, check_run, digest, to_dict
 from polyhead.models.build import build
+from polyhead.spec.values import one_line
 from polyhead.train import optimiser
 from polyhead.train.checks import check, check_read_back, read_all
 from polyhead.train.device import environment, process
 from polyhead.train.evaluation import evaluate_network
-from polyhead.train.messages import one_line, print_notice, safe_error_stream
+from polyhead.train.messages import print_notice, safe_error_stream
 from polyhead.train.network import Network
 from polyhead.train.progress import Progress
 from polyhead.train.stop import Interrupted, StopSignals, code_of

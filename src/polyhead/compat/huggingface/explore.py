@@ -6,6 +6,8 @@ from typing import Any, cast
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from polyhead.spec.values import one_line
+
 
 def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torch.nn.Module, Any]:
     """The causal model in `folder`, in eval mode on `device`, and its tokenizer; no code in the folder is run.
@@ -18,7 +20,7 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torc
         model, info = cast("tuple[torch.nn.Module, dict[str, Any]]", loaded)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:  # any error of the libraries that read a stranger's files
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({reason})") from None
     missing = sorted(info["missing_keys"])
     if missing:  # transformers has filled them with random numbers

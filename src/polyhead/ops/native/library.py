@@ -37,6 +37,7 @@ from torch import Tensor
 from polyhead.ops.native.check import TOLERANCE, worst_error
 from polyhead.ops.native.prebuilt import prebuilt_library
 from polyhead.spec.home import cache
+from polyhead.spec.values import one_line
 
 SOURCES = Path(__file__).parent
 COMPILERS = ("g++", "clang++")
@@ -169,11 +170,7 @@ def _current_libraries() -> LoadedLibraries:
 
 
 def _build_failure(error: Exception) -> str:
-    return f"cannot be built: {_one_line(error)}"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+    return f"cannot be built: {one_line(error)[:200]}"
 
 
 # ------------------------------------------------------------------------------------------------------------- building
@@ -338,7 +335,7 @@ def _load_and_check(source: str, dtype: torch.dtype) -> NativeFunction | str:
         try:
             error = thread.submit(check).result()
         except Exception as exception:  # for example for lack of memory
-            return f"cannot be checked: {_one_line(exception)}"
+            return f"cannot be checked: {one_line(exception)[:200]}"
     if error < TOLERANCE:  # NaN is not
         _remember_right(source, dtype)
         return function

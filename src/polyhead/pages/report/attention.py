@@ -12,6 +12,7 @@ from polyhead.analysis.probe import draws
 from polyhead.analysis.relations import LayerLook, look
 from polyhead.pages.report.runs import Entry, SeedGroup, in_order
 from polyhead.pages.report.section import Draft, Section, slug
+from polyhead.spec.values import one_line
 from polyhead.tasks.base import Task
 from polyhead.train import load_model
 
@@ -33,7 +34,7 @@ def attention_section(groups: Sequence[SeedGroup], draft: Draft) -> Section | No
             try:
                 drawings = _drawings(entry, group.label, draft)
             except (ValueError, OSError) as error:
-                draft.notes.append(f"{entry.folder.name}: no attention maps ({' '.join(str(error).split())})")
+                draft.notes.append(f"{entry.folder.name}: no attention maps ({one_line(error)})")
                 continue
             section.details.append((f"{group.label}, seed {entry.run.seed}", drawings))
             section.text = (

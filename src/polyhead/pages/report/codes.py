@@ -19,6 +19,7 @@ from polyhead.config import TransformerConfig
 from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
 from polyhead.pages.report.runs import Entry, SeedGroup, Seeds, over_seeds, seeds_of
 from polyhead.pages.report.section import Draft, Section, Table, slug, with_error
+from polyhead.spec.values import one_line
 from polyhead.tasks.base import Task
 from polyhead.train import load_model
 
@@ -73,7 +74,7 @@ def analyse(groups: Sequence[SeedGroup], draft: Draft) -> list[Analysis]:
             try:
                 analyses.append(_analyse_run(entry, group))
             except (ValueError, OSError) as error:
-                draft.notes.append(f"{entry.folder.name}: no code maps and probes ({' '.join(str(error).split())})")
+                draft.notes.append(f"{entry.folder.name}: no code maps and probes ({one_line(error)})")
     return analyses
 
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 from polyhead.analysis.claims import Estimate
 from polyhead.pages.document import figure_as_svg
 from polyhead.tasks.scores import Score
-from polyhead.train.messages import escape, print_notice
+from polyhead.train.messages import print_notice
 from polyhead.train.progress import wanted
 
 # The names of its columns, and its rows; the first cell of a row is its name.
@@ -47,9 +47,9 @@ class Draft:
         return element
 
     def tell(self, line: str) -> None:
-        """Print a line of progress; names of folders may come from a stranger."""
+        """Print a line of progress."""
         if self.has_progress:
-            print_notice(f"report: {escape(line)}")
+            print_notice(f"report: {line}")
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from polyhead.spec.values import one_line
 from polyhead.tasks.base import seeded
 
 FILES = {"between": "1task_between", "match_pattern": "1task_match_patt"}  # the other files are named as the games
@@ -39,7 +40,7 @@ def load(folder: str, game: str, shapes: str) -> tuple[Tensor, Tensor]:
     except OverflowError as error:
         raise ValueError(f"RelationalGames: {path} {error}") from None
     except Exception as error:  # NumPy, zipfile and zlib raise many different errors for damaged files
-        raise ValueError(f"RelationalGames: {path} cannot be read ({' '.join(str(error).split())})") from None
+        raise ValueError(f"RelationalGames: {path} cannot be read ({one_line(error)})") from None
     labels = labels.reshape(-1)
     if not images.size or images.shape[1:] != (36, 36, 3) or len(labels) != len(images):
         raise ValueError(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from polyhead.config import Run
 from polyhead.spec.optional import optional
+from polyhead.spec.values import one_line
 from polyhead.tasks.record import recorded
 
 FILE = "tokenizer.json"  # in a run's folder: its tokenizer
@@ -86,7 +87,7 @@ def _call(name: str, function: Callable[..., Result], *args: Any, **options: Any
     except BaseException as error:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"Text: {name} fails in tokenizers: {' '.join(str(error).split())}") from None
+        raise ValueError(f"Text: {name} fails in tokenizers: {one_line(error)}") from None
 
 
 # It has `count` tokens, a `digest` of all that affects encoding, and `end`, the separator of documents, or None.

@@ -26,8 +26,8 @@ from torch import Tensor
 from polyhead import config as configs
 from polyhead.config import Run
 from polyhead.models.build import build
+from polyhead.spec.values import one_line
 from polyhead.train.device import usual_defaults
-from polyhead.train.messages import one_line
 from polyhead.train.parallel import like, whole
 from polyhead.train.store.files import Damaged, delete, write
 from polyhead.train.store.folder import CHECKPOINT, EARLIER, checkpoints, read_config

@@ -11,7 +11,7 @@ import re
 import sys
 
 from polyhead.spec.home import cache
-from polyhead.train.messages import one_line
+from polyhead.spec.values import one_line
 
 INDEX = pathlib.Path(__file__).with_name("models.json")
 MODELS: dict[str, dict[str, str]] = json.loads(INDEX.read_text(encoding="utf-8"))
