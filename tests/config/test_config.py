@@ -183,3 +183,9 @@ def test_every_number_of_ours_has_bounds(cls):
     for name, hint in field_types(cls).items():
         if name not in FREE and not hasattr(hint, "__metadata__"):
             assert not {int, float} & {hint, *typing.get_args(hint)}, name
+
+
+@pytest.mark.parametrize("kind", [config.Rotary, config.Swiglu])
+def test_a_part_whose_methods_nobody_would_call_takes_no_subclass(kind):
+    with pytest.raises(TypeError, match=f"^Mine: {kind.__name__} takes no subclasses; write a block of your own$"):
+        type("Mine", (kind,), {"rotate": print})

@@ -63,7 +63,9 @@ def test_the_tail_keeps_the_rows_of_its_mask_and_dropout():
     symbols = ph.Relational(2, symbols=ph.RelationalSymbols(neighbours=2))
     block.attention = ph.MultiHeadAttention(16, symbols, causal=True, dtype=F64)
     mask = torch.rand(2, 1, 6, 6) > 0.4  # of pairs: one row of it hides no neighbours either
-    assert_close(block(x, mask=mask, tail=1), block(x, mask=mask)[:, -1:])
+    for rows in ({}, {"keep": keep[:, :2]}, {"keep": keep[:, :2, -1:]}):
+        expected = block(x, mask=mask, **({"keep": keep[:, :2]} if rows else {}))[:, -1:]
+        assert_close(block(x, mask=mask, tail=1, **rows), expected)
 
 
 def test_mistakes_are_one_line():

@@ -9,6 +9,7 @@ from some import some
 from polyhead.papers.study import Study
 from polyhead.scale.sweep import Failure
 from polyhead.tasks import FuzzyLogic
+from polyhead.train.stop import DIVERGED
 
 
 def by_rate(high, low):
@@ -43,7 +44,7 @@ def test_a_diverged_seed_leaves_its_cell_without_a_score(study_of):
     study = study_of("fig-2c", by_rate(0.6, 0.2))
     runs = [point.run for point in study.points]
     for code in (2, -9):
-        failure = Failure("one", study.folder, code, "the loss is nan")
+        failure = Failure("one", study.folder, code, f"the loss is nan; {DIVERGED}" if code == 2 else "killed")
         outcomes = [failure if point.run.seed == 1 else point.result for point in study.points]
         again = Study.of(study.figure, study.paper, study.scale, study.folder, runs, outcomes)
         cells = again.cells("model", "held out")

@@ -75,18 +75,21 @@ def evaluate(
 
 
 def compare_data(config: "Run", run: Path) -> None:
-    """Print a line if the data are not those of the training.  Raises ValueError for another tokenizer."""
+    """Print a line if a text is not that of the training.  Raises ValueError for another tokenizer."""
     from polyhead.tasks.record import RECORD, OtherData
     from polyhead.train.messages import print_notice
     from polyhead.train.store.folder import place
 
     folder = place(run)
-    if not (folder / RECORD).exists():
+    # Other tasks would read their training data for this.
+    if not hasattr(config.task, "codec") or not (folder / RECORD).exists():
         return
     try:
         config.task.keep(folder)
     except OtherData as error:
         print_notice(f"polyhead: {error}; the scores are on the present data")
+    except OSError:  # the folder cannot be written
+        pass
 
 
 def probe(run: RunFolder, sequences: int = 4096, seed: int = 0, device: Device = "auto") -> int:

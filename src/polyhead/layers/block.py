@@ -118,9 +118,10 @@ class TransformerBlock(nn.Module):
                     raise ValueError(f"TransformerBlock: tail counts positions from 0, so {name} cannot be given")
                 # One row of a mask of pairs would be taken for a mask of keys, so two rows are computed.
                 num_rows = num_outputs
-                has_pairs = mask is not None and mask.ndim >= 2 and mask.shape[-2] > 1
-                if num_outputs == 1 and has_pairs and (keep is None or keep.shape[-2] > 1):
+                if num_outputs == 1 and mask is not None and mask.ndim >= 2 and mask.shape[-2] > 1:
                     num_rows = 2
+                    if keep is not None and keep.shape[-2] == 1:
+                        keep = keep.expand(*keep.shape[:-2], 2, -1)
                 y = self._attend_tail(x[:, -num_rows:], source, mask, keep, symbols=symbols, taps=taps)
                 x, y = x[:, -num_outputs:], y[:, -num_outputs:]
             x = self._add(x, y, self.norm1)

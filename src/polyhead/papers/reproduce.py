@@ -133,7 +133,7 @@ def described(title: str, study: Study, outcome: FigureOutcome, seeds: int | Non
         "training_seconds": round(sum(point.result.seconds for point in study.points), 1),
         **outcome_as_json(outcome),
         "failures": [{"name": failure.name, "error": failure.error} for failure in study.failures],
-        "diverged": [run.name for run in study.diverged],
+        "diverged": [digest(run) for run in study.diverged],
         "runs": [run_as_json(study, point) for point in study.points],
     }
 
@@ -238,7 +238,7 @@ def study_from(about: About, path: pathlib.Path) -> Study:
     diverged = []
     for run in runs_of(known, about["scale"], about.get("seeds")):
         run = replace(run, device="cpu")
-        if run.name in about.get("diverged", ()):
+        if digest(run) in about.get("diverged", ()):
             diverged.append(run)
         row = row_by_digest.get(digest(run))
         if row is not None:

@@ -18,7 +18,7 @@ from polyhead.scale.sweep import Failure
 from polyhead.spec.optional import optional
 from polyhead.tasks.record import RECORD
 from polyhead.train import Result
-from polyhead.train.stop import MISTAKE
+from polyhead.train.stop import DIVERGED
 from polyhead.train.store.folder import RESULT, read_metrics
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class Study:
                 points.append(FinishedRun(run, outcome))
                 continue
             failures.append(outcome)
-            if outcome.code == MISTAKE:  # the configuration of a figure is no mistake
+            if outcome.error.endswith(DIVERGED):
                 diverged.append(run)
         return cls(figure, paper, scale, folder, tuple(points), tuple(failures), tuple(diverged))
 
@@ -267,8 +267,10 @@ class Study:
         runs = self.searched(*axes, task=task)
         diverged: dict[tuple[Any, ...], list[int]] = {}
         for run in self.diverged:
-            condition = tuple(map(self.paper.coordinates(run).get, axes))
-            diverged.setdefault((*condition, setting_of(run)), []).append(run.seed)
+            coordinates = self.paper.coordinates(run)
+            if task in (None, coordinates["task"]):
+                condition = tuple(map(coordinates.get, axes))
+                diverged.setdefault((*condition, setting_of(run)), []).append(run.seed)
         cells = []
         for condition, by_setting in runs.items():
             cell = select(by_setting)

@@ -20,6 +20,9 @@ DONE, DISK, MISTAKE, LOST, HELD, PREEMPTED, INTERRUPTED = 0, 1, 2, 3, 73, 75, 13
 """Exit codes: done; the disk failed; invalid input, or the run diverged; another process of this run ended; another
 process trains the run (EX_CANTCREAT); preempted and saved (EX_TEMPFAIL: try again); interrupted and saved."""
 
+DIVERGED = "lower train.lr or set train.clip"
+"""The end of the message of a run that diverged."""
+
 USUAL = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 """The signals that interrupt."""
 

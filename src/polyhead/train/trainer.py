@@ -23,7 +23,7 @@ from polyhead.train.evaluation import evaluate_network
 from polyhead.train.messages import print_notice, safe_error_stream
 from polyhead.train.network import Network
 from polyhead.train.progress import Progress
-from polyhead.train.stop import Interrupted, StopSignals, code_of
+from polyhead.train.stop import DIVERGED, Interrupted, StopSignals, code_of
 from polyhead.train.store.checkpoint import restore, save_checkpoint, save_sharded
 from polyhead.train.store.files import Damaged, delete
 from polyhead.train.store.folder import (
@@ -282,7 +282,7 @@ class Training:
         saved = "there is no checkpoint yet"
         if self.saved_step:
             saved = f"the checkpoint of step {self.saved_step} is kept"
-        text = f"train: {problem} at step {self.step}; {saved}; lower train.lr or set train.clip"
+        text = f"train: {problem} at step {self.step}; {saved}; {DIVERGED}"
 
         def fail() -> int:
             raise ValueError(text)

@@ -198,7 +198,7 @@ def _check_applies_keep(group: Any, call: AttentionCall) -> None:
         return
     if torch.compiler.is_compiling():
         raise ValueError(f"{kind}: call the layer once before torch.compile, which checks that {name} applies keep")
-    if not (is_readable(call.keep) and is_readable(call.q)):  # under vmap; the next plain call checks it
+    if not (is_readable(call.keep) and is_readable(call.q)):  # under vmap, or recorded; the next plain call checks it
         return
     # Test inputs are positive, so an output that ignores `keep` is unlikely to be 0 by chance.
     tensors = {"q": call.q, "k": call.k, "v": call.v, "q_rel": call.q_rel, "k_rel": call.k_rel}

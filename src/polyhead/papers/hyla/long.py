@@ -282,7 +282,7 @@ NOTE = "± in the table is the standard error over the sequences of a score; it 
 MAIN_NOTE = (
     "The tests are those of docs/results/protocol.md. P-values are corrected within its families, 1 to 3 and 4 to 7. "
     "The order HYLA, softmax, linear holds if 1 and 2 hold. That softmax gains nothing is yes if the 90 % interval "
-    "lies within 0.02 of zero; the printed p is that of a gain."
+    "lies within 0.02 of zero; the printed p is that of a gain, two-sided."
 )
 
 

@@ -5,6 +5,7 @@ information about the task.  The other is of the network before its first step: 
 examples, too, so it has information about the task before anything is learned.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -113,6 +114,7 @@ def probed(study: Study, targets: tuple[str, ...], query: str | None = None) -> 
     """
     size = FIT.get(study.scale, 2048)
     values: dict[tuple[Any, ...], dict[int, float]] = {}
+    diverged = {model: cell.diverged for model, cell in study.cells("model").items()}
     for model, point, network in models(study):
         for kind, probed_network in ((TRAINED, network), (UNTRAINED, untrained(point.run))):
             for row in probe_model(probed_network, point.run.task, sequences=size, queries=1):
@@ -120,7 +122,7 @@ def probed(study: Study, targets: tuple[str, ...], query: str | None = None) -> 
                     continue
                 condition = (row["target"], row["pairs"], row["query"], row["layer"] + 1, model)
                 for any_kind in KINDS:  # fixes the order of the columns
-                    values.setdefault((*condition, any_kind), {})
+                    values.setdefault((*condition, any_kind), dict.fromkeys(diverged[model], math.nan))
                 values[*condition, kind][point.run.seed] = row["f1"]
                 if kind == TRAINED:
                     values[*condition, PERMUTED][point.run.seed] = row["chance"]

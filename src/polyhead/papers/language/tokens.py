@@ -132,7 +132,7 @@ def reached(course: Mapping[float, float], level: float) -> float | None:
 
 def tokens_to(cell: Cell, level: float) -> Estimate | None:
     """Return the log of the millions of tokens until the validation perplexity is `level`; None if a seed misses it."""
-    by_seed = {}
+    by_seed = dict.fromkeys(cell.diverged, math.nan)
     for point in cell.points:
         tokens = update_tokens(point.run) / 1e6
         losses = {step * tokens: loss for step, loss in point.course("validation", "loss").items()}

@@ -58,11 +58,14 @@ class Slurm(Engine):
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
         # A signal waits until the jobs are known, as `stop` cancels only those.
         arrived: list[int] = []
+        jobs: list[Any] = []
         with signals_to(lambda number, _: arrived.append(number)):
             try:
                 jobs = self.executor.map_array(WorkerTask(self.cpus), [str(path.absolute()) for path in folders])
             except Exception as error:  # submitit has no error class for a refusal by sbatch
-                raise ValueError(f"sweep: sbatch refused the jobs ({str(error).strip().splitlines()[-1]})") from None
+                if not arrived:  # Ctrl-C ends sbatch, too
+                    reason = (str(error).strip().splitlines() or ["no reason given"])[-1]
+                    raise ValueError(f"sweep: sbatch refused the jobs ({reason})") from None
             self.jobs += jobs
         for number in arrived:
             signal.raise_signal(number)
