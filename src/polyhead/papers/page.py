@@ -116,8 +116,6 @@ def readme(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcom
             rows.append((claim, f"**{word}**" if word else "", *numbers))
         lines += ["## Verdicts", "", *markdown_table(VERDICT_COLUMNS, rows), ""]
         lines += ["p is one-sided and corrected by Holm over the page, or over its families of claims."]
-            "p is one-sided, but for claims of no difference; corrected by Holm over the page, or over its families."
-        ]
         lines += ["[How a claim is judged][claims].", ""]
     if outcome.rows:
         lines += ["## Numbers", "", *markdown_table(outcome.head, outcome.rows), ""]
