@@ -76,8 +76,14 @@ def added(layer: str, groups: Iterable[nn.Module], bias: Tensor | None) -> Tenso
     if bias is None or not bias.numel():
         return bias
     for group in groups:
-        normalise = getattr(compiled(group), "normalise", None)
-        if normalise not in NORMALISE or SOFTMAX_AXIS.get(normalise) == "s" or is_own(group):
+        inner = compiled(group)
+        normalise = getattr(inner, "normalise", None)
+        # A softmax over keys makes such a code 0, but relations and pooling do not read the code alone.
+        has_relation_softmax = getattr(inner, "q_rel", None) is not None and inner.relation_act == "softmax"
+        reads_code_alone = getattr(inner, "pool", "sum") == "sum" and not has_relation_softmax
+        if normalise not in NORMALISE or is_own(group):
+            continue
+        if SOFTMAX_AXIS.get(normalise) == "s" and reads_code_alone:
             continue
         if not is_readable(bias):
             return bias.masked_fill(bias <= LARGEST_HIDING, -torch.inf)

@@ -119,6 +119,14 @@ def test_attention_that_is_not_plain_is_one_clear_line(name):
             named(name)(q, q, q, **options)
 
 
+def test_a_part_of_the_heads_is_refused_as_under_tensor_parallelism():
+    q = torch.zeros(1, 2, 3, 4, dtype=F64)
+    for model in (foreign("polyhead_hyla"), hf.swap_heads(foreign(), [0], ph.Hyla(4))):
+        layer = model.model.layers[0].self_attn
+        with refusing("on one device, without tensor parallelism"):
+            transformers.AttentionInterface()[model.config._attn_implementation](layer, q, q[:, :1], q[:, :1])
+
+
 def test_options_that_would_be_ignored_are_refused():
     by_name, swapped = foreign("polyhead_hyla"), hf.swap_heads(foreign(), [1], ph.Hyla(4))
     ids, cu_seqlens = tokens(1, 6), torch.tensor([0, 3, 6], dtype=torch.int32)

@@ -227,6 +227,10 @@ def mine():
 
 MISTAKES = {
     "heads: the model has 4 heads, so give 4, got 8": swap(ph.Hyla()),
+    "heads: Pooled must not read all queries, which a causal model hides": swap(ph.Pooled(4, network="sequence")),
+    "swap_heads: heads with symbols copy rows of v_proj, so swap before the model is": swap(
+        ph.Relational(4), model=lambda: llama().to("meta")
+    ),
     "heads: dim of Hyla must be 4 but is 6": swap(ph.Hyla(4, dim=6), model=lambda: llama(head_dim=4)),
     "heads: kv_heads of Softmax must be 2 but is 4": swap(ph.Softmax(4, kv_heads=4)),
     "heads: Relational must be together with all heads that share its keys": swap(ph.Softmax(3), ph.Relational(1)),
@@ -242,7 +246,7 @@ MISTAKES = {
 
 def test_a_model_has_a_list_of_heads_for_each_layer():
     held = hf.with_heads(llama().config, [[ph.Softmax(4)]])
-    with pytest.raises(ValueError, match="shorter"):
+    with pytest.raises(ValueError, match="must be a list for 2 layers"):
         transformers.AutoModelForCausalLM.from_config(held)
 
 

@@ -176,6 +176,11 @@ def test_a_mask_of_large_numbers_is_refused_by_heads_without_a_softmax():
     mixed, qkv, padding = numbers_at_the_last_key()
     with refusing("-inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e+09 came"):
         mixed(*qkv, key_padding_mask=padding)
+    relations = ph.Relational(HEADS, relation_act="softmax")  # whose softmax is another one
+    for heads in (relations, ph.Pooled(HEADS, normalise="softmax", pool="mean")):
+        other = MultiheadAttention(DIM, HEADS, batch_first=True, heads=heads, dtype=F64)
+        with refusing("but a mask with -1e+09 came"):
+            other(*qkv, key_padding_mask=padding)
     for heads in (ph.Softmax(HEADS), ph.Hyla(HEADS, normalise="softmax")):
         soft = MultiheadAttention(DIM, HEADS, batch_first=True, heads=heads, dtype=F64)
         assert_close(soft(*qkv, key_padding_mask=padding), soft(*qkv, key_padding_mask=padding < 0))

@@ -207,6 +207,9 @@ def capture_once(model):
 MISTAKES = {
     "keys must be made of the inputs but add_bias_kv or add_zero_attn": lambda: polyhead_attention(add_bias_kv=True),
     "heads with symbols take no kdim and vdim": lambda: polyhead_attention(heads=ph.Relational(4), kdim=8),
+    "network='sequence' reads all queries, so attn_mask would hide none": lambda: polyhead_attention(
+        heads=ph.Pooled(4, network="sequence")
+    )(*[torch.zeros(2, 5, 12)] * 3, attn_mask=torch.zeros(5, 5).bool()),
     "num_heads = 4 but heads have 2": lambda: polyhead_attention(heads=ph.Hyla(2)),
     "m = 12 but x (b t m) = (2, 5, 11)": lambda: call(query=torch.zeros(2, 5, 11)),
     "is_causal says what attn_mask is, but attn_mask is None": lambda: call(is_causal=True),

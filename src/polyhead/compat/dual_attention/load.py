@@ -21,6 +21,7 @@ from polyhead.compat.dual_attention.arguments import settings_of
 from polyhead.compat.dual_attention.tensors import of_model
 from polyhead.compat.mapping import fill, uncompiled
 from polyhead.models.transformer import Transformer
+from polyhead.spec.values import one_line
 
 
 def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = None, **arguments: Any) -> Transformer:
@@ -61,5 +62,7 @@ def from_folder(path: str | pathlib.Path, *, device: str | torch.device = "cpu")
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         state = load_file(folder / "model.safetensors", device=str(device))
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise ValueError(f"dual_attention.from_folder: {folder} must hold a published model ({error})") from None
+        raise ValueError(
+            f"dual_attention.from_folder: {folder} must hold a published model ({one_line(error)})"
+        ) from None
     return load(state, config)

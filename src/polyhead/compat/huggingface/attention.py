@@ -49,7 +49,8 @@ class Heads(Groups):
             raise ValueError(f"heads: the model has {num_heads} heads, so give {num_heads}, got {heads}")
         # Symbols are mapped by a copy of rows of v_proj.  A wrapped map has none, and the entries of a quantised one
         # are codes of its values: integers, or floating numbers of eight bits.
-        has_rows = isinstance(v_proj, nn.Linear) and like.is_floating_point() and like.itemsize > 1
+        has_rows = isinstance(v_proj, nn.Linear) and isinstance(like, nn.Parameter)
+        has_rows = has_rows and like.is_floating_point() and like.itemsize > 1
         if not has_rows and any(isinstance(mechanism, configs.SymbolHeads) for mechanism in mechanisms):
             raise ValueError("heads: v_proj must be a plain linear layer: swap before adapters, quantisation")
         # `num_sharing` query heads of the model read one head of keys.
@@ -95,6 +96,8 @@ class Heads(Groups):
         """
         if k is None or v is None or limits is None or relational is None:
             return self._from_stream(q, first, positions)
+        if q.shape[2] != self.slices[-1][0].stop:
+            raise ValueError("heads: all heads must be on one device, without tensor parallelism")
         limits = dataclasses.replace(limits, bias=added("polyhead", self.groups, limits.bias))
         outputs = []
         for i, (group, (heads, keys)) in enumerate(zip(self.groups, self.slices, strict=True)):
@@ -130,6 +133,8 @@ def _fitted(mechanism: configs.Mechanism, is_whole: bool, **fields: Any) -> conf
     for field, size in fields.items():
         if getattr(mechanism, field) not in (None, size):
             raise ValueError(f"heads: {field} of {name} must be {size} but is {getattr(mechanism, field)}")
+    if mechanism.reads_all_queries:
+        raise ValueError(f"heads: {name} must not read all queries, which a causal model hides")
     if mechanism.share or getattr(mechanism, "hidden", None) is not None:
         raise ValueError(f"heads: {name} must read the model's own queries and keys, without share or hidden")
     symbols = getattr(mechanism, "symbols", None)

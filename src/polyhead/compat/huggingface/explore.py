@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
 from polyhead.spec.values import one_line
 
@@ -15,6 +16,8 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torc
     Raises ValueError if the folder lacks one of them, or some weights.
     """
     options: Any = {"local_files_only": True, "trust_remote_code": False}
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # its report prints names of a stranger's tensors as they are
     try:
         loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
         model, info = cast("tuple[torch.nn.Module, dict[str, Any]]", loaded)
@@ -22,6 +25,8 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torc
     except Exception as error:  # any error of the libraries that read a stranger's files
         reason = one_line(error)
         raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({reason})") from None
+    finally:
+        logging.set_verbosity(verbosity)
     missing = sorted(info["missing_keys"])
     if missing:  # transformers has filled them with random numbers
         raise ValueError(f"explore: {folder} must hold all weights, but {len(missing)} are missing, first {missing[0]}")

@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, 
 
 from polyhead.compat.huggingface.attention import SOFTMAX, Heads, alone, attend, pass_stream
 from polyhead.compat.huggingface.calls import BY_LAYER, CALLED, PREFIX, check_type, mask
-from polyhead.config import Hyla, Linear, Mechanism, Softmax, from_dict, head_list, to_dict
+from polyhead.config import Hyla, Linear, Mechanism, Softmax, SymbolHeads, from_dict, head_list, to_dict
 from polyhead.layers.heads.groups import build
 
 NAMES: dict[str, Mechanism] = {
@@ -25,6 +25,9 @@ NAMES: dict[str, Mechanism] = {
     "polyhead_hyla_softmax": Hyla(1, normalise="softmax"),
 }
 """`attn_implementation` -> the mechanism of all heads in all layers; the model sets their number."""
+
+LOCAL = ("polyhead_softmax", "polyhead_linear")
+"""Those whose heads know nothing of one another."""
 
 TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "granite", "smollm3", "starcoder2", "cohere")
 """Model types for which `register` makes classes.  Call `register("phi")` for others, also before loading one."""
@@ -98,6 +101,8 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     network = _classes(config.model_type.removeprefix(PREFIX))[1]
     if type(model) not in (network, network.__mro__[2]):
         raise ValueError(f"swap_heads: the model must be a {network.__mro__[2].__name__}, got {type(model).__name__}")
+    if any(isinstance(group, SymbolHeads) for group in groups) and any(p.is_meta for p in model.parameters()):
+        raise ValueError("swap_heads: heads with symbols copy rows of v_proj, so swap before the model is offloaded")
     # The object that the caller may hold does not change.
     new_config = with_heads(config, [groups if layer in chosen else None for layer in indices])
     for layer in set(indices) - set(chosen):
@@ -136,7 +141,9 @@ class _HasHeads:
     def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(config, *args, **kwargs)  # type: ignore[call-arg]
         by_layer = {}
-        for layer, values in zip(range(config.num_hidden_layers), config.polyhead_heads, strict=True):
+        if not isinstance(config.polyhead_heads, list) or len(config.polyhead_heads) != config.num_hidden_layers:
+            raise ValueError(f"heads: polyhead_heads must be a list for {config.num_hidden_layers} layers")
+        for layer, values in enumerate(config.polyhead_heads):
             if values is not None:
                 by_layer[layer] = [from_dict(group, where="polyhead_heads") for group in values]
         _put(self, by_layer)
@@ -153,6 +160,11 @@ class _HasHeads:
 
 
 def _by_name(name: str, heads: Callable[..., Any], module: Any, *tensors: Any, **options: Any) -> tuple[Tensor, None]:
+    # Under tensor parallelism a process has some of the heads: HYLA would mix only these.
+    if name in NAMES and name not in LOCAL and hasattr(module, "num_key_value_groups"):
+        num_heads = module.config.num_attention_heads
+        if tensors[0].shape[1] != num_heads:
+            raise ValueError(f"polyhead: {name} needs all {num_heads} heads on one device, without tensor parallelism")
     if not torch.compiler.is_compiling():
         CALLED.get({})[module] = name  # `verify` reads it
     return attend(heads, module, *tensors, **options)

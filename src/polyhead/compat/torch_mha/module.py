@@ -135,6 +135,8 @@ class MultiheadAttention(MultiHeadAttention):
         # PyTorch believes the hint only where it returns no weights, and aligns differently if t != s.
         if is_causal and attn_mask is None:
             raise ValueError(f"{NAME}: is_causal says what attn_mask is, but attn_mask is None")
+        if attn_mask is not None and self.reads_all_queries:
+            raise ValueError(f"{NAME}: network='sequence' reads all queries, so attn_mask would hide none of them")
         is_causal = is_causal and call.t == call.s and not need_weights
         masks, is_token = [], None  # is_token is False at padding, for symbols that depend on neighbours
         if key_padding_mask is not None:
