@@ -60,6 +60,6 @@ def test_the_bar_is_one_line_however_narrow(width, has_bar, tmp_path):
 def test_a_notebook_has_a_bar_where_widgets_are_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "ipykernel", types.ModuleType("ipykernel"))
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: None)
-    assert progress.place_of_a_bar() is None
+    assert progress.bar_console() is None
     monkeypatch.setattr(progress.importlib.util, "find_spec", lambda name: name)
-    assert progress.place_of_a_bar() is not None
+    assert progress.bar_console() is not None

@@ -7,7 +7,7 @@ from refusals import refusing
 import polyhead as ph
 from polyhead.models.build import build
 from polyhead.train.parallel import units
-from polyhead.train.world import World, address_of_first, first_host, place
+from polyhead.train.world import World, address_of_first, first_host, ranks_from
 
 
 def world(rank, size):
@@ -25,11 +25,11 @@ def test_every_row_belongs_to_one_process(size, count):
 
 def test_torchrun_before_slurm_before_nothing():
     slurm = {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "1"}
-    assert place({}) == (0, 1, 0)
-    assert place(slurm) == (3, 4, 1)
-    assert place(slurm | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}) == (1, 2, 1)
-    assert place(slurm | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == (0, 1, 0)
-    assert place({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}) == (0, 1, 0)  # a batch script
+    assert ranks_from({}) == (0, 1, 0)
+    assert ranks_from(slurm) == (3, 4, 1)
+    assert ranks_from(slurm | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}) == (1, 2, 1)
+    assert ranks_from(slurm | {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) == (0, 1, 0)
+    assert ranks_from({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}) == (0, 1, 0)  # a batch script
 
 
 def test_the_first_of_slurms_hosts():

@@ -78,9 +78,9 @@ def compare_data(config: "Run", run: Path) -> None:
     """Print a line if a text is not that of the training.  Raises ValueError for another tokenizer."""
     from polyhead.tasks.record import RECORD, OtherData
     from polyhead.train.messages import print_notice
-    from polyhead.train.store.folder import place
+    from polyhead.train.store.folder import run_path
 
-    folder = place(run)
+    folder = run_path(run)
     # Other tasks would read their training data for this.
     if not hasattr(config.task, "codec") or not (folder / RECORD).exists():
         return

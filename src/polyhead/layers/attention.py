@@ -152,7 +152,7 @@ class MultiHeadAttention(nn.Module):
             if source not in distinct:
                 length, index = self.max_length, len(distinct)
                 self.symbols.append(
-                    build_symbols(source, self.dim, causal=self.causal, max_length=length, place=index, **placement)
+                    build_symbols(source, self.dim, causal=self.causal, max_length=length, cache_key=index, **placement)
                 )
                 distinct.append(source)
             self.source_of.append(distinct.index(source))

@@ -132,7 +132,7 @@ class RelationalSymbols(SymbolModule):
     last token is used.  Padding is replaced by the real token before it, or after it if there is none.  Windows and
     masks of pairs hide no neighbours.  A softmax over neighbours has the scale (dim / relations) ** -0.5.
 
-    `place`: the name under which a cache keeps its tokens; sources that share a cache need different ones.
+    `cache_key`: the name under which a cache keeps its tokens; sources that share a cache need different ones.
     """
 
     def __init__(
@@ -141,13 +141,13 @@ class RelationalSymbols(SymbolModule):
         dim: int,
         *,
         causal: bool = True,
-        place: Hashable = None,
+        cache_key: Hashable = None,
         **placement: Unpack[Placement],
     ) -> None:
         super().__init__()
-        if place is None:
-            place = next(_ALONE)
-        self.place = ("neighbours", place)
+        if cache_key is None:
+            cache_key = next(_ALONE)
+        self.cache_key = ("neighbours", cache_key)
         if dim % source.relations:
             raise ValueError(f"RelationalSymbols: relations must divide {dim} but is {source.relations}")
         self.dim, self.neighbours, self.relations = dim, source.neighbours, source.relations
@@ -174,18 +174,18 @@ class RelationalSymbols(SymbolModule):
             return in_place_of_padding(x, mask, arguments.cu_seqlens)[0]
         if not self.causal:
             raise ValueError("RelationalSymbols: neighbours after a token are not known yet: a cache needs causal=True")
-        if arguments.first and self.place not in cache:
+        if arguments.first and self.cache_key not in cache:
             raise ValueError(
                 f"RelationalSymbols: the cache has {arguments.first} tokens but not the neighbours among them"
             )
         if mask is None:
             mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-        name = (*self.place, "known")
-        tokens, known = cache.extend(self.place, x, self.neighbours), cache.extend(name, mask, self.neighbours)
+        name = (*self.cache_key, "known")
+        tokens, known = cache.extend(self.cache_key, x, self.neighbours), cache.extend(name, mask, self.neighbours)
         # Padding repeats a token of an earlier call, if need be, so the cache stores tokens as they are after this.
         tokens, known = in_place_of_padding(tokens, known, None)
         start = max(0, tokens.shape[1] - self.neighbours)
-        cache.put(self.place, tokens[:, start:].clone())
+        cache.put(self.cache_key, tokens[:, start:].clone())
         cache.put(name, known[:, start:].clone())
         return tokens
 
@@ -310,7 +310,7 @@ def build_symbols(
     *,
     causal: bool = False,
     max_length: int = 512,
-    place: Hashable = None,
+    cache_key: Hashable = None,
     **placement: Unpack[Placement],
 ) -> SymbolModule:
     """The module of a source of symbols for a model of width `dim`; `place` is that of `RelationalSymbols`.
@@ -324,7 +324,7 @@ def build_symbols(
     if isinstance(source, config.RelativeSymbols):
         return RelativeSymbols(source, dim, max_length, **placement)
     if isinstance(source, config.RelationalSymbols):
-        return RelationalSymbols(source, dim, causal=causal, place=place, **placement)
+        return RelationalSymbols(source, dim, causal=causal, cache_key=cache_key, **placement)
     return SymbolicAttention(source, dim, **placement)
 
 

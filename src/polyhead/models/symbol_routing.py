@@ -79,7 +79,7 @@ class Sources:
         number = len(self.registered)
         self.number_of[key] = number
         self.registered.append((home, len(home)))
-        home.append(build(source, place=number))
+        home.append(build(source, cache_key=number))
         self.reads_embedded.append(self.cross or getattr(source, "once", False))
         return number
 

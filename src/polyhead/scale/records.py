@@ -21,8 +21,8 @@ from polyhead.train.store.folder import (
     FAILURE,
     Result,
     finished,
+    folder_in_sweep,
     is_claimed,
-    place_of,
     read_config,
     read_metrics,
 )
@@ -233,7 +233,7 @@ def records(*folders: str | pathlib.Path, caller: str = "records") -> Records:
         if not isinstance(folder, str | pathlib.Path):
             raise ValueError(f"{caller}: give folders, one argument each, got {folder!r:.60}")
         paths, runs = [], []
-        root = run_folder.place(folder)
+        root = run_folder.run_path(folder)
         for path in runs_in(root, caller):
             try:
                 runs.append(read_config(path))
@@ -264,7 +264,7 @@ def sorted_by_settings(runs: Sequence[Run], folders: Sequence[pathlib.Path]) -> 
 
 def of_sweep(runs: Sequence[Run], folder: str | pathlib.Path) -> Records:
     """Return the runs of a sweep, including those that have not started."""
-    return Records(runs, [place_of(run, folder) for run in runs])
+    return Records(runs, [folder_in_sweep(run, folder) for run in runs])
 
 
 def runs_in(folder: pathlib.Path, caller: str) -> list[pathlib.Path]:

@@ -58,7 +58,7 @@ class Progress:
             return
         begin = f" from step {self.first_step:,}" if self.first_step else ""
         self.line(f"{self.name}: {num_parameters:,} parameters, {self.steps:,} steps{begin}, {folder}")
-        console = console or place_of_a_bar()
+        console = console or bar_console()
         if console is not None:
             self.bar, self.bar_text = make_bar(console, self.steps)
             self.bar.start()
@@ -115,7 +115,7 @@ class Progress:
             self.bar.stop()
 
 
-def place_of_a_bar() -> "Console | None":
+def bar_console() -> "Console | None":
     """The console of a terminal, or of a notebook in which rich can draw; None elsewhere."""
     in_notebook = "ipykernel" in sys.modules and importlib.util.find_spec("ipywidgets") is not None
     if not (sys.stderr.isatty() or in_notebook):

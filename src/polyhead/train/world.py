@@ -61,7 +61,7 @@ class World:
 
         Raises ValueError for an inconsistent environment, and for fewer devices than processes on this machine.
         """
-        rank, size, local = place(os.environ)
+        rank, size, local = ranks_from(os.environ)
         if size == 1:
             return cls.alone(pick_device(device))
         return cls(rank, size, local, _device_of_process(device, local))
@@ -214,7 +214,7 @@ def _exit_code(error: BaseException) -> int:
     return getattr(error, "code", code)
 
 
-def place(environment: Mapping[str, str]) -> tuple[int, int, int]:
+def ranks_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
     """Rank, size and local rank from torchrun or srun; 0, 1, 0 for a process that was started alone.
 
     A Slurm batch script also has a rank, but it is not a job step: it runs alone, even if its job has several tasks.

@@ -9,12 +9,12 @@ from polyhead import train
 from polyhead.scale.records import of_sweep
 from polyhead.train.__main__ import main
 from polyhead.train.stop import HELD, INTERRUPTED, MISTAKE
-from polyhead.train.store.folder import FAILURE, METRICS, claim, place_of, write_failure
+from polyhead.train.store.folder import FAILURE, METRICS, claim, folder_in_sweep, write_failure
 
 
 def test_all_states(tiny, tmp_path):
     runs = [tiny(None, name="r", seed=seed) for seed in range(7)]
-    folders = [place_of(run, tmp_path) for run in runs]
+    folders = [folder_in_sweep(run, tmp_path) for run in runs]
     finished, running, broken, stopped, waiting, elsewhere, empty = folders
     train.run(replace(runs[0], folder=str(finished)), progress=False)
     for folder in (running, broken, stopped, elsewhere, empty):
@@ -37,16 +37,16 @@ def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
     """It failed, or was stopped.  While another one trains, a worker notes nothing; a new start deletes the note."""
     runs = [tiny(None, name="bad", lr=1e38, warmup=0), tiny(None, name="r")]
     for run in runs:
-        with claim(run, place_of(run, tmp_path)):
+        with claim(run, folder_in_sweep(run, tmp_path)):
             pass
     at_step(7, lambda: os.kill(os.getpid(), signal.SIGINT))
-    with claim(runs[1], place_of(runs[1], tmp_path)):
-        assert main([str(place_of(runs[1], tmp_path))]) == HELD
-    assert not (place_of(runs[1], tmp_path) / FAILURE).exists()
-    assert [main([str(place_of(run, tmp_path) / "config.json")]) for run in runs] == [MISTAKE, INTERRUPTED]
+    with claim(runs[1], folder_in_sweep(runs[1], tmp_path)):
+        assert main([str(folder_in_sweep(runs[1], tmp_path))]) == HELD
+    assert not (folder_in_sweep(runs[1], tmp_path) / FAILURE).exists()
+    assert [main([str(folder_in_sweep(run, tmp_path) / "config.json")]) for run in runs] == [MISTAKE, INTERRUPTED]
     failed, stopped = of_sweep(runs, tmp_path)
     assert (failed.state, stopped.state, stopped.step, stopped.detail) == ("failed", "stopped", 8, "")
     assert failed.detail.startswith("train: the loss of bad is nan at step 2; ")
-    assert main([str(place_of(runs[1], tmp_path))]) == 0
-    assert not (place_of(runs[1], tmp_path) / FAILURE).exists()
+    assert main([str(folder_in_sweep(runs[1], tmp_path))]) == 0
+    assert not (folder_in_sweep(runs[1], tmp_path) / FAILURE).exists()
     assert capsys.readouterr().err.count("polyhead: ") == 3

@@ -27,7 +27,7 @@ from polyhead.tasks.text import tokens as text_tokens
 from polyhead.train import load_model, read_config, read_result
 from polyhead.train.progress import wanted
 from polyhead.train.store.files import check_place
-from polyhead.train.store.folder import place
+from polyhead.train.store.folder import run_path
 
 Path = str | pathlib.Path
 
@@ -103,7 +103,7 @@ def explore_folder(
     `save_pretrained`, with its tokenizer.  Raises ValueError for a run that is not finished or not on text, and as in
     `explore`.
     """
-    folder = place(folder)
+    folder = run_path(folder)
     check_place("explore", pathlib.Path(path))
     model: Any
     if holds_model(folder):

@@ -134,7 +134,7 @@ def read(folders: Iterable[str | pathlib.Path]) -> list[Entry]:
     entries: dict[str, Entry] = {}
     # A run may have several folders: it counts once.
     for folder in folders:
-        entry = _entry(store.place(folder))
+        entry = _entry(store.run_path(folder))
         key = digest(entry.run)
         if key not in entries:
             entries[key] = entry

@@ -21,7 +21,7 @@ from polyhead.scale.sweep.screen import SweepScreen
 from polyhead.spec.shapes import check_number
 from polyhead.train.stop import INTERRUPTED, Interrupted, code_of, signals_to
 from polyhead.train.store.files import check_folder
-from polyhead.train.store.folder import FolderInUse, Result, claim, clear, is_claimed, place_of
+from polyhead.train.store.folder import FolderInUse, Result, claim, clear, folder_in_sweep, is_claimed
 
 
 # ------------------------------------------------------------------------------------------------------------- the call
@@ -87,7 +87,7 @@ def prepare(caller: str, runs: Sequence[Run], folder: str | pathlib.Path) -> lis
     folders: list[pathlib.Path] = []
     for run in runs:
         check_run(caller, run)
-        run_folder = place_of(run, folder)
+        run_folder = folder_in_sweep(run, folder)
         if run_folder in folders:
             raise ValueError(f"{caller}: the run {run.name!r} occurs twice; change a field or leave it out")
         folders.append(run_folder)

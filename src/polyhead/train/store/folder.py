@@ -44,15 +44,15 @@ class Result:
 # ------------------------------------------------------------------------------------------------------- configuration
 def folder_of(config: Run) -> pathlib.Path:
     """`config.folder`, or by default runs/NAME-DIGEST, which differs for every run."""
-    return pathlib.Path(config.folder or place_of(config, "runs"))
+    return pathlib.Path(config.folder or folder_in_sweep(config, "runs"))
 
 
-def place_of(config: Run, folder: str | pathlib.Path) -> pathlib.Path:
+def folder_in_sweep(config: Run, folder: str | pathlib.Path) -> pathlib.Path:
     """The folder in which a sweep trains a run."""
     return pathlib.Path(folder) / f"{config.name}-{configs.digest(config)}"
 
 
-def place(folder: str | pathlib.Path) -> pathlib.Path:
+def run_path(folder: str | pathlib.Path) -> pathlib.Path:
     """The path of a run; a name from `polyhead list models` is its folder, unless a folder of that name exists here."""
     path = pathlib.Path(folder)
     if path.exists():
@@ -68,7 +68,7 @@ def read_config(folder: str | pathlib.Path) -> Run:
     """
     from polyhead.tasks import KINDS
 
-    path = place(folder)
+    path = run_path(folder)
     if path.is_dir() or path.suffix not in (".json", ".yaml", ".yml"):
         if not path.is_dir():
             raise ValueError(f"run folder: {path} does not exist; trained models: polyhead list models")
@@ -145,7 +145,7 @@ def is_claimed(folder: pathlib.Path) -> bool:
 # ----------------------------------------------------------------------------------------------------- result and end
 def read_result(folder: str | pathlib.Path) -> Result | None:
     """The result of a run, or None if it is not finished.  Raises Damaged."""
-    path = place(folder) / RESULT
+    path = run_path(folder) / RESULT
     if not path.is_file():
         return None
     try:
@@ -237,7 +237,7 @@ def _line(row: dict[str, Any]) -> bytes:
 
 def read_metrics(folder: str | pathlib.Path) -> list[dict[str, Any]]:
     """The complete rows of metrics.jsonl so far; null is NaN."""
-    path = place(folder) / METRICS
+    path = run_path(folder) / METRICS
     rows: list[dict[str, Any]] = []
     if not path.is_file():
         return rows
