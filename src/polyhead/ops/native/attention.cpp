@@ -42,7 +42,7 @@ extern "C" struct AttentionCall {
   Rows q, k, q_rel, k_rel, symbols, dretrieved, drelated;
   number *retrieved, *related, *stats;      // (b t h e), (b t h r), (b h t 2)
   const number* delta;                      // (b h t)
-  number *dq, *dk, *dq_rel, *dk_rel, *dsymbols;  // contiguous; dq and dq_rel have a part for each strip
+  number *dq, *dk, *dq_rel, *dk_rel, *dsymbols;  // contiguous; dq and dq_rel have one for each part of the keys
   Limits limits;                            // own: queries
   BiasGrad dbias;
   const number* turned;                     // symbols by offset, or null; backwards in the forward pass
@@ -204,8 +204,8 @@ struct Attention {
       for (int64_t l = 0; l < x.tile.count; l++) stats[2 * l] = x.row_max[h * LANES + l], stats[2 * l + 1] = x.row_sum[h * LANES + l];
     }
     int64_t at = x.tile.b * c.t + x.tile.row;
-    unpack(x.retrieved, x.tile, heads, c.e, 1.0f, c.retrieved + at * c.h * c.e, c.h * c.e);
-    unpack(x.related, x.tile, heads, c.r, 1.0f, c.related + at * c.h * c.r, c.h * c.r);
+    unpack(x.retrieved, x.tile, heads, c.e, c.retrieved + at * c.h * c.e, c.h * c.e);
+    unpack(x.related, x.tile, heads, c.r, c.related + at * c.h * c.r, c.h * c.r);
   }
 
   // ------------------------------------------------------------------------------------------------------ backward
@@ -261,8 +261,8 @@ struct Attention {
            (c.turned ? groups * c.e * c.columns : 0);
   }
 
-  // A strip of keys, some tiles at a time; dq and dq_rel are those of the strip.
-  void backward(int64_t b, Range strip, Memory& memory, number* dq, number* dq_rel, number* dsymbols, const BiasGrad& dbias) const {
+  // A part of the keys, some tiles at a time; dq and dq_rel are those of the part.
+  void backward(int64_t b, Range part_keys, Memory& memory, number* dq, number* dq_rel, number* dsymbols, const BiasGrad& dbias) const {
     Keys own[PAIR];
     for (Keys& x : own) {
       x.k = memory.take(groups * c.d * LANES), x.dk = memory.take(groups * c.d * LANES);
@@ -277,10 +277,10 @@ struct Attention {
     number *q_at = memory.take(ROWS * heads * blocked(c.d)), *dout_at = memory.take(ROWS * heads * blocked(c.e));
     number* q_rel_at = memory.take(ROWS * c.r * blocked(c.p));
     number* by_column = memory.take(c.turned ? groups * c.e * c.columns : 0);
-    for (int64_t row = strip.from; row < strip.to; row += PAIR * LANES) {
+    for (int64_t row = part_keys.from; row < part_keys.to; row += PAIR * LANES) {
       int tiles = 0;
       Range all = {c.t, 0};
-      for (; tiles < PAIR && row + tiles * LANES < strip.to; tiles++) {
+      for (; tiles < PAIR && row + tiles * LANES < part_keys.to; tiles++) {
         Keys& x = own[tiles];
         begin(x, tile_at(b, row + tiles * LANES, c.s), k_rows + tiles * of_k, k_rel_rows + tiles * of_k_rel);
         all = {std::min(all.from, x.queries.from), std::max(all.to, x.queries.to)};
@@ -338,9 +338,9 @@ struct Attention {
 
   void finish(const Keys& x) const {
     int64_t at = x.tile.b * c.s + x.tile.row;
-    unpack(x.dk, x.tile, groups, c.d, 1.0f, c.dk + at * c.g * c.d, c.g * c.d);
-    unpack(x.dk_rel, x.tile, relations, c.p, 1.0f, c.dk_rel + at * c.r * c.p, c.r * c.p);
-    if (c.turned == nullptr) unpack(x.dv, x.tile, groups, c.e, 1.0f, c.dsymbols + at * c.g * c.e, c.g * c.e);
+    unpack(x.dk, x.tile, groups, c.d, c.dk + at * c.g * c.d, c.g * c.d);
+    unpack(x.dk_rel, x.tile, relations, c.p, c.dk_rel + at * c.r * c.p, c.r * c.p);
+    if (c.turned == nullptr) unpack(x.dv, x.tile, groups, c.e, c.dsymbols + at * c.g * c.e, c.g * c.e);
   }
 
   // From scores [row][head][lane] to p in place; the result is p times dropout.
@@ -384,10 +384,10 @@ bool forward(const AttentionCall& c) {
 
 bool backward(const AttentionCall& c) {
   Attention run(c, c.limits.turned());
-  return each_key_part({c.pool, c.threads}, c.b, c.s, c.sample_parts, c.key_parts, run.backward_size(), [&](int64_t b, Range keys, int64_t sample_part, int64_t strip, Memory& memory) {
-    int64_t at = (strip * c.b + b) * c.t;
-    number* dsymbols = c.turned ? c.dsymbols + (sample_part * c.key_parts + strip) * c.dsymbols_part : nullptr;
-    run.backward(b, keys, memory, c.dq + at * c.h * c.d, c.dq_rel + at * c.r * c.p, dsymbols, c.dbias.part(sample_part, strip));
+  return each_key_part({c.pool, c.threads}, c.b, c.s, c.sample_parts, c.key_parts, run.backward_size(), [&](int64_t b, Range keys, int64_t sample_part, int64_t key_part, Memory& memory) {
+    int64_t at = (key_part * c.b + b) * c.t;
+    number* dsymbols = c.turned ? c.dsymbols + (sample_part * c.key_parts + key_part) * c.dsymbols_part : nullptr;
+    run.backward(b, keys, memory, c.dq + at * c.h * c.d, c.dq_rel + at * c.r * c.p, dsymbols, c.dbias.part(sample_part, key_part));
   });
 }
 

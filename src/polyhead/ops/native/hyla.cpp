@@ -42,7 +42,7 @@ using namespace polyhead;
 extern "C" struct HylaCall {
   int64_t b, t, s, h, g, d, e;
   Rows q, k, v, dout;
-  number *out, *dq, *dk, *dv;  // contiguous; dq has a part for each strip, and so has out for one query
+  number *out, *dq, *dk, *dv;  // contiguous; dq has one for each part of the keys, and so has out for one query
   Limits limits;               // own: queries
   BiasGrad dbias;
   int64_t sample_parts, key_parts;  // numbers of parts of the batch and of the keys; parts are independent
@@ -123,7 +123,7 @@ template <int H> struct Hyla : HylaPairs<HylaCall, H> {
     }
     for (int i = 0; i < tiles; i++) {
       number* to = c.out + (b * c.t + tile[i].row) * c.h * c.e;
-      unpack(out[i], tile[i], heads(), c.e, 1.0f, to, c.h * c.e);
+      unpack(out[i], tile[i], heads(), c.e, to, c.h * c.e);
     }
   }
 
@@ -184,8 +184,8 @@ template <int H> struct Hyla : HylaPairs<HylaCall, H> {
     return 2 * code_size() + (PAIR * own + OTHERS * COLUMNS + 64) * LANES + OTHERS * heads() * (blocked(c.d) + blocked(c.e));
   }
 
-  // A strip of keys, some tiles at a time; dq is that of the strip.
-  void backward(int64_t b, Range strip, Memory& memory, const Stats& stats, number* dq, const BiasGrad& dbias) const {
+  // A part of the keys, some tiles at a time; dq is that of the part.
+  void backward(int64_t b, Range part_keys, Memory& memory, const Stats& stats, number* dq, const BiasGrad& dbias) const {
     Keys own[PAIR];
     for (Keys& x : own) {
       x.k = memory.take(groups() * c.d * LANES), x.dk = memory.take(groups() * c.d * LANES);
@@ -196,10 +196,10 @@ template <int H> struct Hyla : HylaPairs<HylaCall, H> {
     number *da = memory.take(PAIR * of_da), *of_v = memory.take(shared() > 1 ? OTHERS * groups() * LANES : 0);
     number *rows = memory.take(PAIR * of_rows), *dz = memory.take(OTHERS * COLUMNS * LANES);
     number *q_at = memory.take(OTHERS * heads() * blocked(c.d)), *dout_at = memory.take(OTHERS * heads() * blocked(c.e));
-    for (int64_t row = strip.from; row < strip.to; row += PAIR * LANES) {
+    for (int64_t row = part_keys.from; row < part_keys.to; row += PAIR * LANES) {
       int tiles = 0;
       Range all = {c.t, 0};
-      for (; tiles < PAIR && row + tiles * LANES < strip.to; tiles++) {
+      for (; tiles < PAIR && row + tiles * LANES < part_keys.to; tiles++) {
         Keys& x = own[tiles];
         begin(x, tile_at(b, row + tiles * LANES, c.s), rows + tiles * of_rows);
         all = {std::min(all.from, x.queries.from), std::max(all.to, x.queries.to)};
@@ -224,8 +224,8 @@ template <int H> struct Hyla : HylaPairs<HylaCall, H> {
       for (int i = 0; i < tiles; i++) {
         const Keys& x = own[i];
         int64_t to = b * c.s + x.tile.row;
-        unpack(x.dk, x.tile, groups(), c.d, 1.0f, c.dk + to * c.g * c.d, c.g * c.d);
-        unpack(x.dv, x.tile, groups(), c.e, 1.0f, c.dv + to * c.g * c.e, c.g * c.e);
+        unpack(x.dk, x.tile, groups(), c.d, c.dk + to * c.g * c.d, c.g * c.d);
+        unpack(x.dv, x.tile, groups(), c.e, c.dv + to * c.g * c.e, c.g * c.e);
       }
     }
   }
@@ -276,8 +276,8 @@ template <int H> bool backward(const HylaCall& c) {
     queries.stats(job / tiles, job % tiles * LANES, own, stats);
   });
   return done && each_key_part(team, c.b, c.s, c.sample_parts, c.key_parts, keys.backward_size(),
-                            [&](int64_t b, Range strip_keys, int64_t sample_part, int64_t strip, Memory& own) {
-    keys.backward(b, strip_keys, own, stats, c.dq + (strip * c.b + b) * c.t * c.h * c.d, c.dbias.part(sample_part, strip));
+                            [&](int64_t b, Range keys_of_part, int64_t sample_part, int64_t key_part, Memory& own) {
+    keys.backward(b, keys_of_part, own, stats, c.dq + (key_part * c.b + b) * c.t * c.h * c.d, c.dbias.part(sample_part, key_part));
   });
 }
 

@@ -109,8 +109,8 @@ template <class Call> struct HylaOne {
   }
 
   bool run() const {
-    return each_key_part({c.pool, c.threads}, c.b, c.s, c.sample_parts, c.key_parts, size(), [&](int64_t b, Range keys, int64_t, int64_t strip, Memory& memory) {
-      read(b, keys, memory, c.out + (strip * c.b + b) * c.h * c.e);
+    return each_key_part({c.pool, c.threads}, c.b, c.s, c.sample_parts, c.key_parts, size(), [&](int64_t b, Range keys, int64_t, int64_t key_part, Memory& memory) {
+      read(b, keys, memory, c.out + (key_part * c.b + b) * c.h * c.e);
     });
   }
 };

@@ -92,17 +92,17 @@ template <class Call, int H> struct HylaPairs {
     const int mine = KEYS ? groups() : heads(), theirs = KEYS ? heads() : groups();
     const number *w = code.w + r * groups() * LANES, *u = code.u + r * heads() * LANES;
     const int64_t step = c.e * LANES;
-    Vec x[R] = {}, y[R] = {};
-    combine_lanes<R>(x, KEYS ? w : u, own, step, mine);
-    combine<R>(y, KEYS ? u : w, LANES, other, step_other, theirs);
-    Vec out[R], slope[R], on_own[R], on_other[R];
-    activate<R>(c.act, KEYS ? x : y, out, slope);
+    Vec own_sum[R] = {}, other_sum[R] = {};  // z and dy if keys are in lanes, else dy and z
+    combine_lanes<R>(own_sum, KEYS ? w : u, own, step, mine);
+    combine<R>(other_sum, KEYS ? u : w, LANES, other, step_other, theirs);
+    Vec y[R], slope[R], on_own[R], on_other[R];  // the factors of the own and of the other rows in the gradient of the code
+    activate<R>(c.act, KEYS ? own_sum : other_sum, y, slope);
     POLYHEAD_UNROLL
     for (int i = 0; i < R; i++) {
-      Vec grad = (KEYS ? y[i] : x[i]) * slope[i];
-      if (KEYS) store(dz + i * LANES, grad);
-      on_own[i] = KEYS ? grad : out[i];
-      on_other[i] = KEYS ? out[i] : grad;
+      Vec dz_i = (KEYS ? other_sum[i] : own_sum[i]) * slope[i];
+      if (KEYS) store(dz + i * LANES, dz_i);
+      on_own[i] = KEYS ? dz_i : y[i];
+      on_other[i] = KEYS ? y[i] : dz_i;
     }
     number *to_own = (KEYS ? grads.of_v : grads.of_dout) + r * mine * LANES;
     number *to_other = (KEYS ? grads.of_dout : grads.of_v) + r * theirs * LANES;

@@ -208,18 +208,19 @@ inline void drop(const Sight& sight, const number* from, number* to, int heads) 
 // or of all samples, is added to thousands of times: in `number` the sum would lose more than its terms did.
 struct BiasGrad {
   double* at;
-  int64_t b, h, query, key, sample_part, strip;
-  BiasGrad part(int64_t sample_parts, int64_t key_parts) const {
-    return {at ? at + sample_parts * sample_part + key_parts * strip : nullptr, b, h, query, key, sample_part, strip};
+  int64_t b, h, query, key, sample_part, key_part;  // strides; the last two lead from one part to the next
+  // The gradient that part i of the samples and part j of the keys add to.
+  BiasGrad part(int64_t i, int64_t j) const {
+    return {at ? at + i * sample_part + j * key_part : nullptr, b, h, query, key, sample_part, key_part};
   }
   // Add ds[head][lane] of a tile of keys and a query.
   void add(const Tile& tile, int64_t row, const number* ds, int heads) const {
-    for (int h_ = 0; h_ < heads; h_++) {
-      double* to = at + tile.b * b + h_ * h + row * query + tile.row * key;
+    for (int head = 0; head < heads; head++) {
+      double* to = at + tile.b * b + head * h + row * query + tile.row * key;
       if (key == 1 && tile.count == LANES)
-        for (int l = 0; l < LANES; l++) to[l] += ds[h_ * LANES + l];
+        for (int l = 0; l < LANES; l++) to[l] += ds[head * LANES + l];
       else
-        for (int64_t l = 0; l < tile.count; l++) to[l * key] += ds[h_ * LANES + l];
+        for (int64_t l = 0; l < tile.count; l++) to[l * key] += ds[head * LANES + l];
     }
   }
 };

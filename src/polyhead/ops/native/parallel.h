@@ -71,15 +71,16 @@ template <class Work> bool each(const Team& team, int64_t items, int64_t numbers
   return !shared.failed;
 }
 
-// work(sample, range of keys, sample_part, strip, memory) for every sample and all keys.  The samples are cut into sample_parts and the keys
-// into key_parts of whole tiles; one thread computes a strip of a sample_part.
+// work(sample, range of keys, sample_part, key_part, memory) for all samples and keys.  Samples are cut into sample_parts
+// and keys into key_parts of whole tiles; one thread computes a pair of parts.
 template <class Work> bool each_key_part(const Team& team, int64_t b, int64_t keys, int64_t sample_parts, int64_t key_parts, int64_t numbers, const Work& work) {
   const int64_t tiles = (keys + LANES - 1) / LANES;
   return each(team, sample_parts * key_parts, numbers, [&](int64_t job, Memory& memory) {
-    int64_t sample_part = job / key_parts, strip = job % key_parts, to = (strip + 1) * tiles / key_parts * LANES;
+    const int64_t sample_part = job / key_parts, key_part = job % key_parts;
+    const int64_t first = key_part * tiles / key_parts * LANES, end = (key_part + 1) * tiles / key_parts * LANES;
     for (int64_t sample = sample_part * b / sample_parts; sample < (sample_part + 1) * b / sample_parts; sample++) {
       memory.again();
-      work(sample, Range{strip * tiles / key_parts * LANES, std::min(to, keys)}, sample_part, strip, memory);
+      work(sample, Range{first, std::min(end, keys)}, sample_part, key_part, memory);
     }
   });
 }

@@ -93,20 +93,20 @@ inline void pack(const Rows& x, const Tile& tile, int heads, int64_t width, numb
 }
 
 // The reverse.
-inline void unpack(const number* from, const Tile& tile, int heads, int64_t width, number factor, number* to, int64_t step) {
+inline void unpack(const number* from, const Tile& tile, int heads, int64_t width, number* to, int64_t step) {
   int64_t c = 0;
   for (; c + WIDTH <= heads * width; c += WIDTH)
     for (int p = 0; p < tile.count; p += WIDTH) {
       part square[WIDTH];
       POLYHEAD_UNROLL
-      for (int i = 0; i < WIDTH; i++) square[i] = read<part>(from + (c + i) * LANES + p) * factor;
+      for (int i = 0; i < WIDTH; i++) square[i] = read<part>(from + (c + i) * LANES + p);
       turn(square);
       POLYHEAD_UNROLL
       for (int i = 0; i < WIDTH; i++)
         if (p + i < tile.count) write(to + (p + i) * step + c, square[i]);
     }
   for (; c < heads * width; c++)
-    for (int64_t l = 0; l < tile.count; l++) to[l * step + c] = from[c * LANES + l] * factor;
+    for (int64_t l = 0; l < tile.count; l++) to[l * step + c] = from[c * LANES + l];
 }
 
 // total[r] += sum_i x[i] row_i[r], vectors of lanes times R numbers of each row.
@@ -227,11 +227,11 @@ struct Grads {
   int64_t next_ds, next_rows;
 };
 
-// to_r[c] += sum_tiles sum_l ds_r[l] rows[l][c] for R rows of the other side, C times the columns of V, of which `some` are written.
 inline void get(const number* from, Vec& x) { x = load(from); }
 inline void get(const number* from, quad& x) { x = read<quad>(from); }
 inline void put(number* to, const Vec& x) { store(to, x); }
 inline void put(number* to, const quad& x) { write(to, x); }
+// to_r[c] += sum_tiles sum_l ds_r[l] rows[l][c] for R rows of the other side, C times the columns of V, of which `some` are written.
 template <class V, int C, int R>
 POLYHEAD_INLINE void add_block(const Grads& x, int64_t step, int64_t wide, number* to, int64_t next, int64_t some) {
   constexpr int64_t all = sizeof(V) / sizeof(number);

@@ -136,9 +136,6 @@ POLYHEAD_INLINE real8 smaller(const real8& x, const real8& y) { return real8(_mm
 POLYHEAD_INLINE Vec larger(const Vec& x, const Vec& y) {
   return each_part([&](int p) { return larger(x.of[p], y.of[p]); });
 }
-POLYHEAD_INLINE Vec smaller(const Vec& x, const Vec& y) {
-  return each_part([&](int p) { return smaller(x.of[p], y.of[p]); });
-}
 
 // A load whose result stays in a register.  Compilers would read memory again for every product, as if that cost nothing;
 // but a core reads no more vectors at once than it multiplies, and the products of a pair have to read its rows as well.
