@@ -112,5 +112,5 @@ def test_mistakes() -> None:
 @pytest.mark.parametrize("function", [zero_heads, swap_codes, query_codes])
 def test_a_model_of_another_dtype_is_given_inputs_of_its_own(function) -> None:
     model = model_of(FUZZY, ph.Hyla(3)).double()
-    arguments = {"sequences": 4} if function is not swap_codes else {"pairs": 4}
-    assert function(model, FUZZY, "compositional", **arguments)
+    count = "pairs" if function is swap_codes else "sequences"
+    assert function(model, FUZZY, "compositional", **{count: 4})

@@ -6,7 +6,6 @@ from refusals import refused
 
 import polyhead as ph
 from polyhead import ops
-from polyhead.compat.torch_mha import MultiheadAttention
 
 
 def nested(*shape):
@@ -14,13 +13,11 @@ def nested(*shape):
     return torch.nested.nested_tensor([torch.randn(3, *shape), torch.randn(5, *shape)], layout=torch.jagged)
 
 
-def test_a_layer_names_cu_seqlens_and_the_drop_in_padding():
+def test_a_layer_names_cu_seqlens():
     layer, x = ph.MultiHeadAttention(16, ph.Softmax(4)), torch.randn(2, 5, 16)
     text = "is a nested tensor; join its sequences into one row and give cu_seqlens$"
     refused(lambda: layer(nested(16)), f"^MultiHeadAttention: x {text}")
     refused(lambda: layer(x, nested(16)), f"^MultiHeadAttention: context {text}")
-    drop_in, x = MultiheadAttention(16, 4, batch_first=True), nested(16)
-    refused(lambda: drop_in(x, x, x), "^MultiheadAttention: padded tensors are wanted, not nested ones: set ")
 
 
 @pytest.mark.parametrize("op", [ops.softmax_attention, ops.hyla, ops.linear_attention], ids=lambda op: op.__name__)

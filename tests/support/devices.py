@@ -18,7 +18,7 @@ from polyhead.models.build import build
 from polyhead.tasks import Text
 from polyhead.train import evaluate, network, run
 from polyhead.train.__main__ import main as worker
-from polyhead.train.parallel import let_go, shard
+from polyhead.train.parallel import reshard, shard
 from polyhead.train.world import World
 
 OFTEN = {"eval_batches": 2, "keep": 9, "log_every": 2, "eval_every": 13, "save_every": 10}
@@ -98,7 +98,7 @@ def evaluations(parallel: str, world: World) -> dict[str, dict[str, float]]:
         name: evaluate(model, config.task, "iid", batches=2, batch_size=size, accumulate=parts, world=world)
         for name, (size, parts) in {"uneven": (5, 2), "few": (2, 1), "one": (1, 1)}.items()
     }
-    let_go(model)
+    reshard(model)
     return scores
 
 

@@ -36,11 +36,6 @@ def test_a_batch_without_a_mask_has_real_tokens_only_beside_one_with_a_mask():
     assert Batch.cat([unpadded, unpadded]).mask is None
 
 
-def test_a_batch_shows_its_shapes():
-    batch = Batch(torch.zeros(2, 3), torch.zeros(2, 3), None, torch.zeros(2, 3), {"rule": torch.zeros(2)})
-    assert repr(batch) == "Batch(inputs (2, 3), targets (2, 3), scored (2, 3), latents['rule'] (2,))"
-
-
 def test_batches_are_joined_if_they_have_the_same_parts():
     """The labels of the first were kept and all others lost."""
     x = torch.zeros(2, 3)

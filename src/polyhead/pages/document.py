@@ -15,7 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from polyhead.analysis import canvas
-from polyhead.train.store.files import named, write
+from polyhead.train.store.files import path_in_errors, write
 
 # What a browser lets a page do: run its own scripts and show its own pictures, but ask nobody.
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -31,7 +31,7 @@ class HtmlPage:
         """Write the page and return its path; its folder is made.  A ValueError of one line begins with `function`."""
         path = pathlib.Path(path)
         try:
-            with named(path):
+            with path_in_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
             write(path, self.text.encode(errors="backslashreplace"))  # names of folders need not be UTF-8
         except OSError as error:

@@ -55,9 +55,9 @@ def reproduce(
     that of the scale); a verdict takes five.  Returns the page, its contents, and the failed runs, which the figure
     omits.
     """
-    known = FIGURES[one_of("polyhead reproduce", "figure", figure, FIGURES)]
+    definition = FIGURES[one_of("polyhead reproduce", "figure", figure, FIGURES)]
     scale = one_of("polyhead reproduce", "scale", scale or default_scale(figure), SCALES)
-    runs = tuple(replace(run, device=device) for run in runs_of(known, scale, seeds))
+    runs = tuple(replace(run, device=device) for run in runs_of(definition, scale, seeds))
     base = pathlib.Path(folder or f"runs/reproduce/{scale}")
     target = base / figure
 
@@ -71,14 +71,14 @@ def reproduce(
     if runs:
         engine = Here() if scale == "smoke" and workers is None else None
         outcomes = sweep(runs, base, workers=workers, progress=progress, engine=engine)
-    study = Study.of(figure, known.paper, scale, base, runs, outcomes)
-    if known.runs is None:
-        outcome = known.draw(scale)
+    study = Study.of(figure, definition.paper, scale, base, runs, outcomes)
+    if definition.runs is None:
+        outcome = definition.draw(scale)
     elif study.points:
-        outcome = known.draw(study)
+        outcome = definition.draw(study)
     else:
         raise ValueError(f"reproduce: none of the {len(runs)} runs of {figure} finished; {study.failures[0].error}")
-    about = described(known.title, study, outcome, seeds)
+    about = described(definition.title, study, outcome, seeds)
     return write_all(target, about, outcome), outcome, study.failures
 
 
@@ -106,15 +106,15 @@ def check(path: pathlib.Path) -> None:
         )
 
 
-def runs_of(known: Figure, scale: str, seeds: int | None) -> tuple[Run, ...]:
+def runs_of(definition: Figure, scale: str, seeds: int | None) -> tuple[Run, ...]:
     """Return the runs of a figure with its own number of seeds (None) or another one."""
-    if known.runs is None:
+    if definition.runs is None:
         if seeds is not None:
-            raise ValueError(f"reproduce: {known.title} has no runs, so --seeds has no effect")
+            raise ValueError(f"reproduce: {definition.title} has no runs, so --seeds has no effect")
         return ()
     if seeds is None:
-        return known.runs(scale)
-    return for_seeds(known.runs(scale), seeds)
+        return definition.runs(scale)
+    return for_seeds(definition.runs(scale), seeds)
 
 
 # ------------------------------------------------------------------------------------------------------------- results
@@ -212,17 +212,17 @@ def redraw(
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         name = one_of("reproduce", "figure", about["figure"], FIGURES)
-        known = FIGURES[name]
+        definition = FIGURES[name]
         if figure not in (None, name):
             raise ValueError(f"reproduce: {path} is of {name}, not of {figure}")
-        if known.runs is None:
+        if definition.runs is None:
             raise ValueError(f"reproduce: {name} has no runs; polyhead reproduce {name} computes it")
         study = study_from(about, path)
         check_folder("reproduce", target)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"reproduce: {path} is damaged ({type(error).__name__}: {error})") from None
     try:
-        outcome = known.draw(study)
+        outcome = definition.draw(study)
     except ValueError as error:
         needs = f"{name} is drawn from more than the final scores that {path} has ({error})"
         raise ValueError(f"reproduce: {needs}; polyhead reproduce without --from trains its runs") from None
@@ -232,11 +232,11 @@ def redraw(
 
 def study_from(about: About, path: pathlib.Path) -> Study:
     """Return the study as after its sweep, without run folders."""
-    known = FIGURES[about["figure"]]
+    definition = FIGURES[about["figure"]]
     row_by_digest = {row["digest"]: row for row in about["runs"]}
     points = []
     diverged = []
-    for run in runs_of(known, about["scale"], about.get("seeds")):
+    for run in runs_of(definition, about["scale"], about.get("seeds")):
         run = replace(run, device="cpu")
         if digest(run) in about.get("diverged", ()):
             diverged.append(run)
@@ -248,7 +248,9 @@ def study_from(about: About, path: pathlib.Path) -> Study:
         count = len(row_by_digest)
         others = f"{count - len(points)} of its {count} runs are not of this version's recipe"
         raise ValueError(f"reproduce: {path}: {others}; train them again")
-    return Study(about["figure"], known.paper, about["scale"], path.parent, tuple(points), diverged=tuple(diverged))
+    return Study(
+        about["figure"], definition.paper, about["scale"], path.parent, tuple(points), diverged=tuple(diverged)
+    )
 
 
 def finished_run(run: Run, row: About, about: About, path: pathlib.Path) -> FinishedRun:

@@ -75,7 +75,7 @@ def evaluate_network(network: Network, split: str) -> dict[str, float]:
         world=network.world,
     )
     if network.is_sharded:
-        parallel.let_go(network.model)
+        parallel.reshard(network.model)
     return scores
 
 

@@ -30,7 +30,7 @@ LAZY = 2**26
 """From this many logits on, the loss is computed tile by tile if possible.  They would take 256 MB as float32, and
 three times as much in training.  On a CPU the loss then takes 20 % more time and differs only by rounding."""
 
-OWN = (
+RESERVED = (
     "loss", "sequences", "kind", "step", "split", "seconds", "lr", "grad_norm", "steps_per_second", "tokens_per_second",
 )  # fmt: skip
 """What results and rows of metrics.jsonl hold beside metrics."""
@@ -66,9 +66,9 @@ class Network:
             self.tokens_per_step = config.train.batch_size * config.task.length
         if config.compile:
             self.model.compile()
-        self.call = self.model
+        self.wrapped = self.model
         if world.size > 1 and not self.is_sharded:
-            self.call = parallel.replicated(self.model, world)
+            self.wrapped = parallel.replicated(self.model, world)
         self.model.train()
 
     def step(self, number: int, *, needs_metrics: bool) -> dict[str, float]:
@@ -93,7 +93,7 @@ class Network:
         for piece in pieces:
             exchange: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
             if self.world.size > 1:
-                exchange = parallel.exchanging(self.call, piece is pieces[-1])
+                exchange = parallel.gradient_sync(self.wrapped, piece is pieces[-1])
             with exchange:
                 loss, piece_scores = self._backward(piece, batch, needs_metrics)
             losses.append(loss)
@@ -121,7 +121,7 @@ class Network:
     def _backward(self, piece: Batch, batch: Batch, needs_metrics: bool) -> tuple[Tensor, dict[str, Tensor]]:
         """Add the gradients of a piece of a batch; return its share of the loss, and its metrics by sequence."""
         task = self.config.task
-        outputs = answers(self.call, task, piece, self.config.train.precision)
+        outputs = answers(self.wrapped, task, piece, self.config.train.precision)
         loss = task.loss(outputs, piece)
         if isinstance(self.model, Transformer):
             loss = loss + self.model.auxiliary_loss()
@@ -141,7 +141,7 @@ class Network:
         """The gradient norm over all processes; gradients of a larger norm than `clip` are scaled down to it."""
         norm = get_total_norm([p.grad for p in self.model.parameters() if p.grad is not None])
         if self.is_sharded:
-            norm = parallel.whole(norm)
+            norm = parallel.full_tensor(norm)
         if clip is not None:
             clip_grads_with_norm_(self.model.parameters(), clip, norm)
         return norm
@@ -152,7 +152,7 @@ class Network:
 
     def is_finite(self) -> bool:
         """Are all parameters finite, in all processes?"""
-        finite = [parallel.own_part(p).detach().isfinite().all() for p in self.model.parameters()]
+        finite = [parallel.local_part(p).detach().isfinite().all() for p in self.model.parameters()]
         num_bad = (~torch.stack(finite)).sum().cpu()
         return not self.world.sum(num_bad)
 
@@ -224,7 +224,7 @@ def metrics(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str,
         if got != shape:
             raise ValueError(f"{kind}: metrics must be numbers {shape}, one for each sequence, but {name} is {got}")
         # Scores share one flat row: a metric of such a name would overwrite the loss or another metric's error.
-        if name in OWN or name.removesuffix("_se") in scores.keys() - {name}:
+        if name in RESERVED or name.removesuffix("_se") in scores.keys() - {name}:
             raise ValueError(f"{kind}: no metric may be called {name!r}, the name of another score")
     if task.metric not in scores:
         raise ValueError(f"{kind}: its metric is {task.metric!r}, but its metrics are {', '.join(scores)}")

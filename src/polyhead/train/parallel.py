@@ -73,7 +73,7 @@ def replicated(model: nn.Module, world: World) -> nn.Module:
     return call
 
 
-def exchanging(call: Any, last: bool) -> contextlib.AbstractContextManager[object]:
+def gradient_sync(call: Any, last: bool) -> contextlib.AbstractContextManager[object]:
     """A context for one forward and backward pass.  Gradients are accumulated locally, and summed over ranks in the
     `last` pass of an update."""
     if isinstance(call, DistributedDataParallel):
@@ -83,14 +83,14 @@ def exchanging(call: Any, last: bool) -> contextlib.AbstractContextManager[objec
     return contextlib.nullcontext()
 
 
-def let_go(model: nn.Module) -> None:
+def reshard(model: nn.Module) -> None:
     """Reshard the parameters that a forward pass gathered, when no backward pass follows."""
     parts: list[Any] = [module for module in model.modules() if hasattr(module, "reshard")]
     for part in parts:
         part.reshard()
 
 
-def whole(tensor: Any) -> Tensor:
+def full_tensor(tensor: Any) -> Tensor:
     """The full tensor of a DTensor; any other tensor unchanged.  All ranks must call it together."""
     return tensor.full_tensor() if is_part(tensor) else tensor
 
@@ -99,12 +99,12 @@ def is_part(tensor: object) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
-def own_part(tensor: Any) -> Tensor:
+def local_part(tensor: Any) -> Tensor:
     """The part of a tensor that this rank holds."""
     return tensor.to_local() if is_part(tensor) else tensor
 
 
-def like(value: Tensor, tensor: Any) -> Tensor:
+def distributed_like(value: Tensor, tensor: Any) -> Tensor:
     """`value`, which every rank holds in full, distributed like `tensor`: a DTensor, or unchanged."""
     if not is_part(tensor):
         return value.to(tensor.device, copy=True)

@@ -52,12 +52,12 @@ def test_the_folder_holds_the_models_of_the_index_and_a_card_for_each():
 
 
 def test_a_name_without_its_seed_is_that_of_the_lowest_and_a_folder_comes_before_a_name(tmp_path, monkeypatch):
-    assert shipped.named("fuzzy-hyla") == NAME
-    assert shipped.named(NAME) == NAME
-    assert shipped.named("fuzzy") is None
-    assert shipped.named("games-xoccurs-1000-corelnet") in MODELS
+    assert shipped.model_named("fuzzy-hyla") == NAME
+    assert shipped.model_named(NAME) == NAME
+    assert shipped.model_named("fuzzy") is None
+    assert shipped.model_named("games-xoccurs-1000-corelnet") in MODELS
     monkeypatch.setitem(MODELS, "fuzzy-hyla-0", MODELS[NAME])
-    assert shipped.named("fuzzy-hyla") == "fuzzy-hyla-0"
+    assert shipped.model_named("fuzzy-hyla") == "fuzzy-hyla-0"
     monkeypatch.chdir(tmp_path)
     assert finished(pathlib.Path(NAME), MODELS[NAME]["digest"]) is None  # a run in a new folder of that name
     (tmp_path / NAME).mkdir()

@@ -9,7 +9,7 @@ from polyhead.analysis.claims import Scores, Verdict, above, mean
 from polyhead.config import Learned, Run
 from polyhead.papers import outcome
 from polyhead.papers.dual.models import BY_PLACE, DUAL, ROWS, label
-from polyhead.papers.dual.shared import Point, by_examples, compared, learns, notes, operators, single, table
+from polyhead.papers.dual.shared import RunPlan, by_examples, compared, learns, notes, operators, single, table
 from polyhead.papers.outcome import Cells, Figure, FigureOutcome, Picture, Table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.papers.study import Study
@@ -51,14 +51,14 @@ def games(scale: str = "small") -> tuple[Run, ...]:
     steps for any number, so that data are not confounded with steps; too few images for xoccurs and match_pattern.
     """
     shape = size(SHAPES, scale)
-    points: list[Point] = []
+    plans: list[RunPlan] = []
     for seed, game in itertools.product(range(shape.seeds), GAMES):
         for n in EXAMPLES[scale][game]:
             sized = shape
             if scale == "paper":  # 50 epochs
                 sized = replace(shape, steps=50 * math.ceil(n / shape.batch_size))
-            points.append((RelationalGames(game, examples=n, split_seed=seed), sized, f"{game}-{n}", seed))
-    return compared(points, ROWS, BY_PLACE)
+            plans.append((RelationalGames(game, examples=n, split_seed=seed), sized, f"{game}-{n}", seed))
+    return compared(plans, ROWS, BY_PLACE)
 
 
 def games_dual() -> Run:

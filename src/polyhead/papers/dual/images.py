@@ -6,7 +6,7 @@ from functools import partial
 from polyhead.analysis.claims import Verdict
 from polyhead.config import Learned, RelativeSymbols, Run
 from polyhead.papers.dual.models import DUAL, Relations
-from polyhead.papers.dual.shared import EARLIER, RELATIVE, Point, better, compared, course, operators, percent, single
+from polyhead.papers.dual.shared import EARLIER, RELATIVE, RunPlan, better, compared, course, operators, percent, single
 from polyhead.papers.outcome import Cells, Figure, score_table
 from polyhead.papers.sizes import SMOKE, Scale, size
 from polyhead.tasks import Images
@@ -37,11 +37,11 @@ def images(scale: str = "small") -> tuple[Run, ...]:
     polyhead reproduce images.
     """
     shape = size(IMAGES, scale)
-    points: list[Point] = []
+    plans: list[RunPlan] = []
     for seed in range(shape.seeds):
         for data in ("cifar10", "cifar100") if scale == "paper" else ("digits",):
-            points.append((Images(data, split_seed=seed), shape, data, seed))
-    return compared(points, VISION, Relations(RelativeSymbols()))
+            plans.append((Images(data, split_seed=seed), shape, data, seed))
+    return compared(plans, VISION, Relations(RelativeSymbols()))
 
 
 def digits_dual() -> Run:

@@ -10,7 +10,7 @@ from polyhead.config import Run, Sinusoidal
 from polyhead.papers.dual.models import BY_OFFSET, DUAL
 from polyhead.papers.dual.shared import (
     WRITERS,
-    Point,
+    RunPlan,
     better,
     compared,
     course,
@@ -59,11 +59,11 @@ def maths(scale: str = "small") -> tuple[Run, ...]:
     extrapolation.
     """
     shape = size(MATHS, scale)
-    points: list[Point] = []
+    plans: list[RunPlan] = []
     for seed, module in itertools.product(range(shape.seeds), MODULES):
         task = Maths(module, "mixed") if scale == "paper" else Maths(module, "easy", *EASY[module])
-        points.append((task, shape, f"maths-{module}", seed))
-    return compared(points, (*WRITERS, "disentangled"), BY_OFFSET)
+        plans.append((task, shape, f"maths-{module}", seed))
+    return compared(plans, (*WRITERS, "disentangled"), BY_OFFSET)
 
 
 def maths_dual() -> Run:

@@ -43,14 +43,14 @@ def sorting(scale: str = "small") -> tuple[Run, ...]:
     objects, as many steps for any number of sequences.  All models have two layers and asymmetric relations.
     """
     shape = size(OBJECTS, scale)
-    points: list[shared.Point] = []
+    plans: list[shared.RunPlan] = []
     for seed, n in itertools.product(range(shape.seeds), SORTED[scale]):
         sized = shape
         if scale == "paper":  # 400 epochs
             sized = replace(shape, steps=400 * math.ceil(n / shape.batch_size))
         task = ObjectSorting(length=10 if scale == "paper" else 6, examples=n, split_seed=seed)
-        points.append((task, sized, f"sorting-{n}", seed))
-    return shared.compared(points, (*shared.WRITERS, *shared.EARLIER), ASYMMETRIC)
+        plans.append((task, sized, f"sorting-{n}", seed))
+    return shared.compared(plans, (*shared.WRITERS, *shared.EARLIER), ASYMMETRIC)
 
 
 def order(scale: str = "small") -> tuple[Run, ...]:
@@ -78,10 +78,10 @@ def _classified(
     shape = size(OBJECTS, scale)
     if scale != "paper":
         shape = replace(shape, steps=max(shape.steps // 2, 1), heads=2, head_dim=shape.dim // 2)
-    points: list[shared.Point] = []
+    plans: list[shared.RunPlan] = []
     for seed in range(shape.seeds):
-        points.append((kind(split_seed=seed), shape, name, seed))
-    return shared.compared(points, COMPARED, relations)
+        plans.append((kind(split_seed=seed), shape, name, seed))
+    return shared.compared(plans, COMPARED, relations)
 
 
 def sorting_dual() -> Run:

@@ -31,7 +31,7 @@ from polyhead.tasks.base import Task
 # The paper's numbers for a condition and a model.
 Printed = Callable[[tuple[Any, ...], str], str]
 # A task, the size of its models, and what the names of its runs begin and end with: its name and seed.
-Point = tuple[Task, Scale, str, int]
+RunPlan = tuple[Task, Scale, str, int]
 
 # Our controls.
 RELATIVE = ("softmax-rope", "softmax-t5")
@@ -45,10 +45,10 @@ WRITERS = ("dual", "softmax", "softmax-rope", "abstractor")
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
-def compared(points: Iterable[Point], rows: Iterable[str], relations: Relations) -> tuple[Run, ...]:
+def compared(plans: Iterable[RunPlan], rows: Iterable[str], relations: Relations) -> tuple[Run, ...]:
     """Return the runs of every point, model and setting, scored on all splits except train; games on `GAME_SPLITS`."""
     runs = []
-    for (task, shape, name, seed), row in itertools.product(points, rows):
+    for (task, shape, name, seed), row in itertools.product(plans, rows):
         model = model_of(task, row, shape, relations)
         splits = tuple(split for split in task.splits if split != "train")
         if isinstance(task, RelationalGames):

@@ -28,7 +28,7 @@ from polyhead.config import Run
 from polyhead.models.build import build
 from polyhead.spec.values import one_line
 from polyhead.train.device import usual_defaults
-from polyhead.train.parallel import like, whole
+from polyhead.train.parallel import distributed_like, full_tensor
 from polyhead.train.store.files import Damaged, delete, write
 from polyhead.train.store.folder import CHECKPOINT, EARLIER, checkpoints, read_config
 from polyhead.train.world import World
@@ -47,7 +47,7 @@ def save_checkpoint(folder: pathlib.Path, network: "Network", metadata: dict[str
     # Every process takes part in putting the tensors of a sharded model together; process 0 writes.
     tensors = {}
     for name, value in training_state(network):
-        tensor = whole(value)
+        tensor = full_tensor(value)
         if network.world.first:
             tensors[name] = tensor.to("cpu", copy=True).contiguous()
     if network.world.first:
@@ -224,7 +224,7 @@ def _copy(stored: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: pat
             text = f"{name}: {before.get(name, 'missing')}, expected {expected.get(name, 'nothing')}"
             raise ValueError(f"checkpoint: {path} does not fit the model of this run ({text})")
     for name, value in tensors.items():
-        value.copy_(like(stored[name], value))
+        value.copy_(distributed_like(stored[name], value))
 
 
 def load_model(

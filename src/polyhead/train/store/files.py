@@ -16,7 +16,7 @@ class Damaged(ValueError):
 def write(path: pathlib.Path, data: bytes) -> None:
     """Replace `path` by `data`: a crash or a full disk leaves the earlier file.  Raises OSError."""
     partial = path.with_name(path.name + ".partial")
-    with named(path):
+    with path_in_errors(path):
         # A link of this name in a stranger's folder would lead elsewhere.
         partial.unlink(missing_ok=True)
         with open(partial, "xb") as file:
@@ -35,7 +35,7 @@ def delete(path: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def named(path: pathlib.Path) -> Iterator[None]:
+def path_in_errors(path: pathlib.Path) -> Iterator[None]:
     """A context that adds `path` to the text of an OSError."""
     try:
         yield

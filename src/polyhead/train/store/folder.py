@@ -17,7 +17,7 @@ from polyhead.config import Run, serial
 from polyhead.spec.values import legal, numbers
 from polyhead.train.stop import HELD
 from polyhead.train.store import shipped
-from polyhead.train.store.files import Damaged, check_place, delete, named, write
+from polyhead.train.store.files import Damaged, check_place, delete, path_in_errors, write
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"
 LOCK, FAILURE, EARLIER, DIGEST = ".lock", "failure.txt", "checkpoint-{:08}", "digest"
@@ -57,7 +57,7 @@ def run_path(folder: str | pathlib.Path) -> pathlib.Path:
     path = pathlib.Path(folder)
     if path.exists():
         return path
-    name = shipped.named(str(folder))
+    name = shipped.model_named(str(folder))
     return path if name is None else shipped.folder(name)
 
 
@@ -221,13 +221,13 @@ def cut_metrics(folder: pathlib.Path, step: int, steps: int) -> None:
 
 def add_row(folder: pathlib.Path, row: dict[str, Any]) -> None:
     """Append a row to metrics.jsonl.  Raises OSError."""
-    with named(folder / METRICS), open(folder / METRICS, "ab") as file:
+    with path_in_errors(folder / METRICS), open(folder / METRICS, "ab") as file:
         file.write(_line(row))
 
 
 def sync_metrics(folder: pathlib.Path) -> None:
     """Write all rows to the disk.  Raises OSError."""
-    with named(folder / METRICS), open(folder / METRICS, "ab") as file:
+    with path_in_errors(folder / METRICS), open(folder / METRICS, "ab") as file:
         os.fsync(file.fileno())
 
 

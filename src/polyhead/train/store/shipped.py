@@ -21,7 +21,7 @@ REPOSITORY = pathlib.Path(__file__).parents[4] / "models"
 SOURCE = "https://github.com/polyhead/polyhead/raw/main/models"
 
 
-def named(name: str) -> str | None:
+def model_named(name: str) -> str | None:
     """The model of that name in the index, or None; a name without a seed means the lowest seed."""
     matching = [model for model in MODELS if re.fullmatch(rf"{re.escape(name)}(-\d+)?", model)]
     return min(matching, key=lambda model: (len(model), model), default=None)
