@@ -313,9 +313,13 @@ class LearnedPositions(nn.Module):
         """N(0, 0.02^2), as in GPT-2."""
         nn.init.normal_(self.table, std=0.02)
 
-    def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
-        """The vectors of `positions`, integers in [0, max_length); out of range raises ValueError in eager mode."""
-        check_range("LearnedPositions", positions, self.max_length)
+    def forward(self, positions: Int[Tensor, "..."], *, check: bool = True) -> Float[Tensor, "... m"]:
+        """The vectors of `positions`, integers in [0, max_length); out of range raises ValueError in eager mode.
+
+        `check=False` skips this check, which would synchronise a GPU.
+        """
+        if check:
+            check_range("LearnedPositions", positions, self.max_length)
         return F.embedding(positions.long(), self.table)
 
 
@@ -339,8 +343,9 @@ class SinusoidalPositions(nn.Module):
         self.table = Constant(functools.partial(_sinusoidal_table, dim, self.theta, max_length), **placement)
         self.register_buffer("like", torch.empty(0, **placement), persistent=False)
 
-    def forward(self, positions: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
-        """The vectors of `positions`, integers in [0, max_length), in the module's dtype; out of range raises in
-        eager mode."""
-        check_range("SinusoidalPositions", positions, self.max_length)
+    def forward(self, positions: Int[Tensor, "..."], *, check: bool = True) -> Float[Tensor, "... m"]:
+        """The vectors of `positions`, integers in [0, max_length), in the module's dtype; `check` as in
+        `LearnedPositions`."""
+        if check:
+            check_range("SinusoidalPositions", positions, self.max_length)
         return self.table(positions)[positions.long()].to(self.like.dtype)

@@ -23,7 +23,7 @@ from polyhead.layers.block import TransformerBlock, build_norm
 from polyhead.layers.cache import Cache, LayerCache, whole
 from polyhead.layers.device import Device, Placement
 from polyhead.layers.feedforward import MixtureOfExperts, build_feedforward
-from polyhead.layers.positions import leave_meta, places_in, rotary_tables
+from polyhead.layers.positions import LearnedPositions, SinusoidalPositions, leave_meta, places_in, rotary_tables
 from polyhead.layers.projection import computes, hooked
 from polyhead.layers.taps import Taps
 from polyhead.models.initialise import initial_logit_factor, initialise
@@ -276,15 +276,20 @@ class Transformer(nn.Module):
         if self.positions is None:
             return x
         # Positions (b|1 t) are given, or start anew in each packed sequence, or go on after the tokens in the cache.
-        positions = arguments.positions
+        positions, options = arguments.positions, {}
         if positions is None and arguments.cu_seqlens is not None:
             positions = places_in(arguments.cu_seqlens, x.shape[1])
         elif positions is None:
             first = 0
             if arguments.cache is not None:
                 first = arguments.cache.length
-            positions = torch.arange(first, first + x.shape[1], device=x.device)[None]
-        return x + self.positions(positions).to(x.dtype)
+            end = first + x.shape[1]
+            positions = torch.arange(first, end, device=x.device)[None]
+            # Counted positions are read only for the error: reading them would synchronise the device.
+            is_ours = isinstance(self.positions, (LearnedPositions, SinusoidalPositions))
+            if is_ours and not torch.compiler.is_compiling() and end <= self.config.max_length:
+                options = {"check": False}
+        return x + self.positions(positions, **options).to(x.dtype)
 
     def _through(self, x: Tensor, arguments: "_BlockArguments", tail: int | None, taps: list[Taps] | None) -> Tensor:
         """All blocks; the last computes only the tail."""
