@@ -313,7 +313,7 @@ def build_symbols(
     cache_key: Hashable = None,
     **placement: Unpack[Placement],
 ) -> SymbolModule:
-    """The module of a source of symbols for a model of width `dim`; `place` is that of `RelationalSymbols`.
+    """The module of a source of symbols for a model of width `dim`; `cache_key` is that of `RelationalSymbols`.
 
     Raises ValueError for an unknown source.
     """
