@@ -52,6 +52,8 @@ SPARE_DASHES: tuple[Any, ...] = ("-.", (0, (3, 5)), (0, (6, 2, 1, 2, 1, 2)), (0,
 # A label that ends so has the style of the label without it, but dashed, with hollow marks.
 UNTRAINED = ", untrained"
 EMPTY_CELL = "#d0d4d9"
+# Inches of matrices side by side: in a wider figure a page would shrink the names until nobody can read them.
+MAX_WIDTH = 12.0
 # Curves with more points than that are lines without marks.
 MAX_POINTS_AS_MARKS = 12
 
@@ -342,8 +344,10 @@ def heat(
 
     # A panel is as large as its names need, within bounds.
     tall, wide = np.max([values.shape for _, values, _, _ in panels], axis=0)
-    size = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
+    width, height = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
     count = len(panels)
+    scale = min(1.0, MAX_WIDTH / (width * min(columns, count)))
+    size = width * scale, height * scale
     shared = len({(tuple(rows), tuple(names)) for _, _, rows, names in panels}) == 1
     figure, grid = panel_grid(math.ceil(count / columns), min(columns, count), size, sharex=shared, sharey=shared)
 

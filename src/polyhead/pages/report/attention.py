@@ -66,7 +66,7 @@ def _drawings(entry: Entry, label: str, draft: Draft) -> list:
                 if len(panels) > MAX_MATRICES:
                     title += f" The first {MAX_MATRICES} of {len(panels)}."
                 first_panels = panels[:MAX_MATRICES]
-                figure = figures.heat(first_panels, label=kind, columns=4, numbers=False)
+                figure = figures.heat(first_panels, label=kind, columns=3, numbers=False)
                 name = slug(label, entry.run.seed, "example", i + 1, layer.name, kind)
                 drawings.append(draft.add(name, figure, title))
     return drawings

@@ -127,9 +127,9 @@ def code_sections(analyses: Sequence[Analysis], draft: Draft) -> list[Section]:
         "probes",
         f"Can the {part}s be read off the latent code?",
         f"A logistic regression reads each {part} off the latent code of the last token. It is fitted on {PROBED:,} "
-        f"sequences of training tasks and scored on {PROBED:,} of {unseen}.",
-        note="fixed: all sequences share one query; alone: one context; varies: every sequence has its own. "
-        "Chance is the score of the same regression, fitted on permuted labels.",
+        f"sequences of training tasks and scored on {PROBED:,} of {unseen}. Fixed: all sequences share one query; "
+        "alone: one context; varies: every sequence has its own.",
+        note="Chance is the score of the same regression, fitted on permuted labels.",
     )
     _fill_probes(probes, analyses, draft)
     sections = [probes, _heads_section(analyses, firsts, draft)]
@@ -156,7 +156,8 @@ def _fill_probes(section: Section, analyses: Sequence[Analysis], draft: Draft) -
     panels = []
     table: Table = (["macro F1", *mechanisms, "chance"], [])
     for (target, pairs, query), of_panel in scores.groupby(["target", "pairs", "query"], sort=False):
-        panel = f"{target}, pairs {pairs}, {query}"
+        of_pairs = "" if pairs == "self" else f", pairs {pairs}"
+        panel = f"{target}{of_pairs}, {query}"
         levels = of_panel.groupby("layer")["chance"].mean().to_dict()
         series: dict[str, dict[figures.Number, list[float]]] = {}
         for (mechanism, layer), f1 in of_panel.groupby(["mechanism", "layer"], sort=False)["f1"]:
