@@ -7,6 +7,7 @@ import yaml
 
 import polyhead as ph
 from polyhead.cli import main
+from polyhead.cli.files import read_heads
 from polyhead.cli.train import configure
 from polyhead.papers import recipes
 
@@ -18,8 +19,15 @@ def test_what_is_printed_is_the_run(tmp_path, monkeypatch, capsys):
     (run,), _ = configure("train", "mine.yaml", [[]])
     (expected,), _ = configure("train", "fuzzy-hyla", [["--train.lr", "2e-3"]], None, ["softmax:4,hyla"])
     assert run == expected
-    assert run.model.heads == (ph.Softmax(4), ph.Hyla(8))
+    assert run.model.heads == (ph.Softmax(4, dim=2, value_dim=2), ph.Hyla(8, dim=2, value_dim=2))
     assert not list(tmp_path.glob("runs*"))
+
+
+def test_heads_in_a_word_keep_what_the_groups_of_the_recipe_agree_on():
+    symbols = ph.RelativeSymbols()
+    like = (ph.Softmax(2, dim=4, value_dim=4), ph.Relational(2, dim=8, value_dim=4, symbols=symbols, symmetric=True))
+    groups = read_heads("hyla:2,disentangled:1", "x", like)
+    assert groups == (ph.Hyla(2, value_dim=4), ph.Disentangled(1, value_dim=4, symbols=symbols, symmetric=True))
 
 
 def test_a_file_says_what_differs_of_a_recipe_or_another_file(tmp_path, monkeypatch):
@@ -33,7 +41,7 @@ def test_a_file_says_what_differs_of_a_recipe_or_another_file(tmp_path, monkeypa
     pathlib.Path("other.yaml").write_text("recipe: fuzzy-hyla\ntrain: {lr: 1.0e-3, warmup: 9}\n")
     (run,), _ = configure("train", "mine.yaml", [["--train.steps", "7"]])
     base = recipes.RECIPES["fuzzy-hyla"]()
-    assert run.model.heads == (ph.Softmax(2), ph.Hyla(2))
+    assert run.model.heads == (ph.Softmax(2, dim=2, value_dim=2), ph.Hyla(2, dim=2, value_dim=2))
     assert run.model.feedforward == ph.Swiglu()
     assert (run.train.lr, run.train.steps, run.train.evaluate, run.train.warmup) == (2e-3, 7, ("iid",), 9)
     assert (run.task, run.model.dim, run.train.batch_size) == (base.task, base.model.dim, base.train.batch_size)

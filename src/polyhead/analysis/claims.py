@@ -40,9 +40,9 @@ class Estimate:
     error from finite test sets; `error` includes it.  `test`: the name of the test set, if it is one for all seeds.
     Sampling errors on one test set are taken as common: they add up with their signs, so a difference has what is left
     of both.  Those on a part of a finite set for each seed are taken as independent, which only widens a difference.
-    Sums and differences are paired by seed, since equal seeds share data and split, and seeds of one side are left out.
-    If those are more than half of a side, they are by Welch-Satterthwaite, where the sampling errors of both sides
-    count.
+    Sums and differences are paired by seed, since equal seeds share data and split.  Finite values of one side are
+    left out.  If those are more than half of a side, they are by Welch-Satterthwaite, where the sampling errors of both
+    sides count.
     """
 
     mean: float
@@ -91,6 +91,9 @@ class Estimate:
     def __add__(self, other: "Estimate") -> "Estimate":
         sampling = math.hypot(self.sampling, other.sampling)
         values = {seed: value + other.values[seed] for seed, value in self.values.items() if seed in other.values}
+        for seed, value in (*self.values.items(), *other.values.items()):
+            if not math.isfinite(value):  # a network that diverged counts even without a partner
+                values[seed] = math.nan
         if values and 2 * len(values) >= max(len(self.values), len(other.values)):
             test = ""
             if self.test and self.test == other.test:
@@ -177,6 +180,20 @@ def student(freedom: float) -> Any:
 def constant(value: float) -> Estimate:
     """Return a number without error."""
     return Estimate(value, 0.0, math.inf)
+
+
+def over_networks(values: Mapping[Any, float], errors: Sequence[float], tasks: Iterable[Any], split: str) -> Estimate:
+    """The mean score on `split` of networks, by seed, with the sampling error of finite test data.
+
+    `errors`: the standard error of each known score over its test sequences.  `tasks`: those of the networks.
+    """
+    tasks = set(tasks)
+    # One test set for all seeds: its error stays, however many seeds there are.
+    if all(task.shared(split) for task in tasks):
+        test = f"{split} of {sorted(map(repr, tasks))}"
+        return Estimate.of(values, math.fsum(errors) / len(errors), finite=True, test=test)
+    finite = any(task.count(split) is not None for task in tasks)
+    return Estimate.of(values, math.hypot(*errors) / len(errors), finite=finite)
 
 
 def mean(estimates: Iterable[Estimate]) -> Estimate:

@@ -37,7 +37,8 @@ def read_run(path: str, recipe: Callable[[str], Sequence["Run"]], outer: Sequenc
         raise ValueError(f"{path}: {name} has {len(runs)} runs but a file is one")
     model = changes.get("model")
     if isinstance(model, dict) and isinstance(model.get("heads"), str):
-        model["heads"] = [to_dict(group) for group in read_heads(model["heads"], path)]
+        groups = read_heads(model["heads"], path, like=heads_of(runs[0]))
+        model["heads"] = list(map(to_dict, groups))
     run = from_dict(_merge(to_dict(runs[0]), changes), KINDS, where=path)
     return fit_model(run, runs[0])
 
@@ -76,17 +77,34 @@ def _follow(model: Any, default: Any, values: dict[str, tuple[Any, Any]]) -> Any
 
 
 # ---------------------------------------------------------------------------------------------------- heads as one word
-def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
+def heads_of(run: "Run") -> "list[Mechanism]":
+    """The groups of all layers of a run's model; none for a model of another kind than a transformer."""
+    from polyhead.config import TransformerConfig
+
+    groups: list[Mechanism] = []
+    if isinstance(run.model, TransformerConfig):
+        for layer in range(run.model.layers):
+            groups += run.model.layer_heads(layer)
+    return groups
+
+
+def read_heads(text: str, caller: str, like: "Sequence[Mechanism]" = ()) -> "tuple[Mechanism, ...]":
     """Groups of heads written as one word: names of mechanisms with numbers of heads, joined by commas or "+".
 
-    A name alone has the default number.  Raises ValueError, which begins with `caller`, for a wrong name or number.
+    A name alone has the default number.  Where all groups in `like` agree on a field of `COMMON_FIELDS`, the new groups
+    keep its value.  Raises ValueError, which begins with `caller`, for a wrong name or number.
 
     >>> read_heads("softmax:4,hyla:4", "x")[1].heads
     4
     """
-    from polyhead.config.mechanisms import MECHANISMS
+    from polyhead.config.mechanisms import COMMON_FIELDS, MECHANISMS
     from polyhead.extensions import with_added
 
+    kept = {}
+    for field in COMMON_FIELDS:
+        values = {getattr(group, field) for group in like if hasattr(group, field)}
+        if len(values) == 1:
+            kept[field] = values.pop()
     mechanisms = with_added("mechanisms", {kind.__name__: kind for kind in MECHANISMS}, caller)
     kinds: dict[str, type[Mechanism]] = {name.lower(): kind for name, kind in mechanisms.items()}
     groups = []
@@ -95,5 +113,6 @@ def read_heads(text: str, caller: str) -> "tuple[Mechanism, ...]":
         mechanism = kinds[one_of(caller, "mechanism", name.lower(), kinds)]
         if colon and not (count.isascii() and count.isdecimal()):
             raise ValueError(f"{caller}: {word.strip()}: the number of heads must be an integer, got {count!r}")
-        groups.append(mechanism(int(count)) if colon else mechanism())
+        group = mechanism(int(count)) if colon else mechanism()
+        groups.append(replace(group, **{field: value for field, value in kept.items() if hasattr(group, field)}))
     return tuple(groups)

@@ -160,7 +160,7 @@ def _with_heads(verb: str, run: "Run", words: str) -> "Run":
     if not isinstance(run.model, TransformerConfig):
         kind = type(run.model).__name__
         raise ValueError(f"polyhead {verb}: --model.heads is for a transformer but {run.name} is a {kind}")
-    groups = files.read_heads(words, f"polyhead {verb}: --model.heads")
+    groups = files.read_heads(words, f"polyhead {verb}: --model.heads", like=files.heads_of(run))
     return replace(run, model=replace(run.model, heads=groups))
 
 

@@ -198,3 +198,6 @@ class Abstractor(SymbolHeads):
 # ------------------------------------------------------------------------------------------------------- lists of heads
 MECHANISMS: tuple[type[Mechanism], ...] = (Softmax, Linear, Hyla, Relational, Disentangled, Abstractor, Pooled)
 """The mechanisms of a list of heads."""
+
+COMMON_FIELDS = ("dim", "value_dim", "symbols", "symmetric")
+"""The settings that mean the same in all kinds of heads that have them."""

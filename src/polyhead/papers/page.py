@@ -115,7 +115,8 @@ def readme(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcom
         for claim, word, *numbers in verdict_rows(outcome.verdicts):
             rows.append((claim, f"**{word}**" if word else "", *numbers))
         lines += ["## Verdicts", "", *markdown_table(VERDICT_COLUMNS, rows), ""]
-        lines += ["p is one-sided and corrected by Holm over the page, or over its families of claims."]
+        sides = "p is one-sided, for a claim of no difference two-sided"
+        lines += [f"{sides}, and corrected by Holm over the page, or over its families of claims."]
         lines += ["[How a claim is judged][claims].", ""]
     if outcome.rows:
         lines += ["## Numbers", "", *markdown_table(outcome.head, outcome.rows), ""]

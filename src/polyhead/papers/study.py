@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from polyhead.analysis.claims import Estimate
+from polyhead.analysis.claims import Estimate, over_networks
 from polyhead.config import Run, TransformerConfig
 from polyhead.papers.sizes import Setting
 from polyhead.scale.sweep import Failure
@@ -192,12 +192,7 @@ class Cell:
             errors.append(point.sampling(split, metric))
             values[point.run.seed] = point.score(split, metric)
             tasks.add(point.run.task)
-        # One test set for all seeds: its error stays, however many seeds there are.
-        if all(task.shared(split) for task in tasks):
-            test = f"{split} of {sorted(map(repr, tasks))}"
-            return Estimate.of(values, math.fsum(errors) / len(errors), finite=True, test=test)
-        finite = any(task.count(split) is not None for task in tasks)
-        return Estimate.of(values, math.hypot(*errors) / len(errors), finite=finite)
+        return over_networks(values, errors, tasks, split)
 
     def course(self, split: str, metric: str | None = None) -> dict[int, list[float]]:
         """The scores of its seeds, by optimiser step."""

@@ -16,6 +16,7 @@ from polyhead.analysis.claims import Estimate
 from polyhead.pages.report import results, runs, writer as report
 from polyhead.pages.report.section import Draft
 from polyhead.tasks import RelationalGames
+from polyhead.train.stop import DIVERGED
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +73,24 @@ def test_the_best_is_judged_against_each_rival(tmp_path, softmax, verdict):
     assert page.cells("HYLA over Softmax")[-1] == str(len(softmax))
 
 
+def test_a_run_that_diverged_leaves_its_comparisons_undecided(tmp_path):
+    paths = folders(tmp_path, {"softmax": [0.5, 0.51, 0.49, 0.5, 0.52], "hyla": [0.9] * 5})
+    paths.append(fabricate(tmp_path, run_of("hyla", 5), None))
+    page = written(paths, tmp_path / "r.html")
+    assert page.cells("HYLA over Softmax")[0] == "yes"
+    (paths[-1] / "failure.txt").write_text(f"train: the loss is nan at step 60; {DIVERGED}\n")
+    page = written(paths, tmp_path / "r.html")
+    assert page.cells("HYLA over Softmax")[0] == "undecided"
+    assert page.cells("HYLA")[2] == "5 of 6"
+    assert "hyla-5 diverged (60 of 100 steps)" in page.words
+
+
+def test_the_error_of_test_data_that_all_networks_share_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(type(TASK), "shared", lambda self, split: True)
+    page = written(folders(tmp_path, {"softmax": [0.5] * 5}), tmp_path / "r.html")
+    assert page.cells("Softmax")[:2] == ["0.500 ± 0.022", "0.900 ± 0.011"]
+
+
 def test_runs_that_differ_in_their_division_alone_are_networks_of_one_row(tmp_path):
     paths = []
     for split, r2 in enumerate((0.6, 0.8)):
@@ -125,6 +144,10 @@ def test_labels_name_heads_and_what_tells_equal_heads_apart(tmp_path):
     encoder_decoder = replace(encoder, heads=(ph.Softmax(4),), encoder=encoder)
     assert runs.mechanism(encoder_decoder) == "HYLA, decoder Softmax"
     assert runs.different_settings(groups) == [["train.lr", "0.001", "0.003", "0.001"]]
+    wide = runs.groups(
+        runs.read([run_folders[0], fabricate(tmp_path, run_of("softmax", heads=(ph.Softmax(4, 8),)), None)])
+    )
+    assert runs.different_settings(wide) == [["model.heads.0.dim", "None", "8"]]
 
 
 def test_splits_have_the_names_of_the_task_and_the_most_telling_one_is_the_headline(tmp_path):

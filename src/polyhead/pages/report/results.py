@@ -95,8 +95,8 @@ def score_table(results: Results) -> Table:
 
 
 def networks(group: SeedGroup, split: str) -> str:
-    """How many networks are finished; "5 of 6" if only five of them have a finite score."""
-    count = len(group.finished)
+    """How many networks are finished or diverged; "5 of 6" if only five of them have a finite score."""
+    count = len(group.finished) + sum(entry.diverged for entry in group.entries)
     missing = sum(map(math.isnan, group.by_seeds(split).values()))
     return f"{count - missing} of {count}" if missing else str(count)
 
@@ -144,8 +144,8 @@ def comparison_rows(differences: Mapping[str, Estimate], two_sided: Collection[s
 
 def _gains(results: Results, group: SeedGroup) -> Estimate:
     """Scores on the headline's split over seeds, negated if lower is better."""
-    by_seeds = group.by_seeds(results.headline)
-    return Estimate.of({seeds: results.task.gain(value) for seeds, value in by_seeds.items()})
+    estimate = group.estimate(results.headline, group.by_seeds(results.headline))
+    return estimate.scaled(results.task.gain(1.0))
 
 
 # ------------------------------------------------------------------------------------------------------------ sections
@@ -181,11 +181,13 @@ def results_section(results: Results, draft: Draft) -> Section:
         section.tables.append(verdicts)
     rows = different_settings(results.groups)
     if rows and len(results.groups) > 1:
-        section.tables.append((["Besides the heads, these differ", *map(attrgetter("label"), results.groups)], rows))
+        head = ["Besides the kinds of heads, these differ", *map(attrgetter("label"), results.groups)]
+        section.tables.append((head, rows))
     section.note = (
         f"± is the standard error over networks; of a single network or a baseline, over test {task.items}. "
+        "Where the test data are finite, their sampling error is added. "
         "A test takes a baseline as exact; that of several divisions is a mean over them. "
-        "A finished network without a finite score leaves its comparisons undecided; an unfinished one is not counted. "
+        "A network that diverged leaves its comparisons undecided; an unfinished one is not counted. "
         f"{OPEN_TEST}"
     )
     return section

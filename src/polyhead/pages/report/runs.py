@@ -9,13 +9,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from polyhead.analysis.claims import Estimate
+from polyhead.analysis.claims import Estimate, over_networks
 from polyhead.analysis.labels import mechanism_label, with_field
 from polyhead.config import Mechanism, Model, Run, TransformerConfig, digest, to_dict
+from polyhead.config.mechanisms import COMMON_FIELDS
 from polyhead.scale.sweep.naming import differing, setting, words
 from polyhead.spec.values import flat
 from polyhead.tasks.base import Task
 from polyhead.tasks.scores import Score
+from polyhead.train.stop import DIVERGED
 from polyhead.train.store import folder as store
 
 # Splits by how informative their score is, best first. `*`: names of a user's own.
@@ -26,13 +28,17 @@ LARGEST_SCORE = 1e150
 
 @dataclass(frozen=True)
 class Entry:
-    """One run folder: its configuration and rows, its result if it is finished, and notes on what is wrong with it."""
+    """One run folder: its configuration and rows, its result if it is finished, and notes on what is wrong with it.
+
+    `diverged`: whether training ended because its numbers were not finite.
+    """
 
     folder: pathlib.Path
     run: Run
     rows: tuple[dict[str, Any], ...]
     result: store.Result | None
     notes: tuple[str, ...]
+    diverged: bool = False
 
     def curve(self, split: str | None) -> dict[int, float]:
         """The task's metric on a split, or the training loss (None), by step, without numbers that are not finite."""
@@ -67,8 +73,11 @@ class SeedGroup:
         return self.entries[0].run.task
 
     def by_seeds(self, split: str) -> dict[Seeds, float]:
-        """The task's metric on a split by the seeds of each finished run; NaN for a score that is not finite."""
-        values = {}
+        """The task's metric on a split by the seeds of each finished run; NaN for a score that is not finite.
+
+        Runs that diverged have NaN, too: without them a test would see the surviving seeds alone.
+        """
+        values = {seeds_of(entry.run): math.nan for entry in self.entries if entry.diverged}
         for entry in self.finished:
             assert entry.result is not None
             scores = entry.result.scores.get(split, {})
@@ -80,11 +89,23 @@ class SeedGroup:
     def score(self, split: str) -> Estimate | None:
         """The mean of the finite scores on a split; None if no finished run has one."""
         known = {seeds: value for seeds, value in self.by_seeds(split).items() if math.isfinite(value)}
-        error = None
+        if not known:
+            return None
+        estimate = self.estimate(split, known)
+        if len(known) == 1 and estimate.sampling:
+            return dataclasses.replace(estimate, error=estimate.sampling)
+        return estimate
+
+    def estimate(self, split: str, values: Mapping[Seeds, float]) -> Estimate:
+        """The mean of scores by seeds, with the sampling error of finite test data."""
+        errors, tasks = [], []
         for entry in self.finished:
-            if seeds_of(entry.run) in known and entry.result is not None:
+            assert entry.result is not None
+            if math.isfinite(values.get(seeds_of(entry.run), math.nan)):
                 error = finite(entry.result.scores[split].get(f"{self.task.metric}_se"))
-        return over_seeds(known, error)
+                errors.append(error or 0.0)
+                tasks.append(entry.run.task)
+        return over_networks(values, errors or [0.0], tasks or [self.task], split)
 
     def mean(self, field: str) -> float | None:
         """The mean over finished runs of a number in result.json."""
@@ -171,10 +192,12 @@ def _entry(folder: pathlib.Path) -> Entry:
         notes.append(f"{folder.name}: {num_lines - len(rows)} of {num_lines} lines of {store.METRICS} are unreadable.")
     if result is None:
         last = max((row["step"] for row in rows), default=0)
-        notes.append(
-            f"{folder.name} is unfinished ({last:,} of {run.train.steps:,} steps): its curves alone are shown."
-        )
-        return Entry(folder, run, tuple(rows), None, tuple(notes))
+        failure = folder / store.FAILURE
+        reason = failure.read_text(encoding="utf-8", errors="replace").strip() if failure.is_file() else ""
+        diverged = reason.endswith(DIVERGED)
+        state = "diverged" if diverged else "is unfinished"
+        notes.append(f"{folder.name} {state} ({last:,} of {run.train.steps:,} steps): its curves alone are shown.")
+        return Entry(folder, run, tuple(rows), None, tuple(notes), diverged)
     for split, scores in result.scores.items():
         for name, value in scores.items():
             if not isinstance(value, (int, float)):
@@ -223,12 +246,21 @@ def groups(entries: Sequence[Entry]) -> list[SeedGroup]:
 
 
 def different_settings(seed_groups: Sequence[SeedGroup]) -> list[list[str]]:
-    """Settings other than the heads that differ between groups: one row each, [name, value of each group]."""
+    """Settings that differ between groups: one row each, [name, value of each group].
+
+    Labels have the kinds and numbers of heads.  Of their fields, those in `COMMON_FIELDS` are compared where both have
+    them.
+    """
     columns = [flat(to_dict(without_seeds(group.entries[0].run), semantic=True)) for group in seed_groups]
     rows = []
     for name in sorted(set(itertools.chain(*columns))):
-        values = [setting(column.get(name, "–")) for column in columns]
-        if len(set(values)) > 1 and not name.startswith(("model.heads", "model.kind")):
+        values = [setting(column[name]) if name in column else "–" for column in columns]
+        compared = set(values)
+        if name.startswith("model.heads"):
+            if not set(name.split(".")) & set(COMMON_FIELDS):
+                continue
+            compared.discard("–")
+        if len(compared) > 1 and name != "model.kind":
             rows.append([name, *values])
     return rows
 

@@ -118,7 +118,7 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
                 raise ValueError(f"run folder: {folder / CONFIG} is not that of a run; choose another folder")
             if trained or (folder / RESULT).exists():
                 trained_digest = configs.digest(read_config(folder))
-        elif trained:  # without config.json the checkpoint tells whose training it is
+        if trained and trained_digest == digest:  # config.json may be missing, or edited
             with contextlib.suppress(Damaged):
                 trained_digest = read_metadata(trained[0])["digest"]
         if trained_digest != digest:
