@@ -112,8 +112,8 @@ MISTAKES = {
     f"cs336.load: {DOWN} must be (16, 64) but is (64, 16)": lambda: loading(changes={DOWN: torch.zeros(64, 16)}),
     "cs336: the number of heads must divide the width 16 but is 5": lambda: loading(heads=5),
     "num_heads must divide d_model = 16 but is 3": lambda: cs336.MultiHeadSelfAttention(16, 3),
-    "MultiHeadSelfAttention: token_positions came, so max_seq_len and theta are needed": lambda: (
-        cs336.MultiHeadSelfAttention(16, 2)(torch.zeros(1, 3, 16), torch.arange(3))
+    "MultiHeadSelfAttention: token_positions need max_seq_len and theta": lambda: cs336.MultiHeadSelfAttention(16, 2)(
+        torch.zeros(1, 3, 16), torch.arange(3)
     ),
     "MultiHeadSelfAttention: the width must be even but is 3": lambda: cs336.MultiHeadSelfAttention(6, 2, 8, 1e4),
     "MultiHeadSelfAttention: theta must be above 0 but is -1": lambda: cs336.MultiHeadSelfAttention(8, 2, 8, -1),

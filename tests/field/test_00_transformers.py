@@ -47,5 +47,5 @@ def test_no_argument_is_swallowed(name):
         model(ids, kv_store=torch.ones(1))
     model(ids, kv_store=None, output_router_logits=False)  # which mean nothing
     cache = hf.model.PolyheadCache(2)
-    with refusing(f"{name}: cache and past_key_values are the same argument, but both came"):
+    with refusing(f"{name}: cache and past_key_values are the same argument, got both"):
         model(ids, cache=cache, past_key_values=cache)

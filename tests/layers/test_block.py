@@ -77,9 +77,9 @@ def test_mistakes_are_one_line():
         (lambda: block(x, cache=LayerCache(), tail=2), f"{counts} a cache cannot"),
         (lambda: block(x, tail=0), r"tail must be 1 to 6 \(the positions\) but is 0"),
         (lambda: block(x, tail=7), r"tail must be 1 to 6 \(the positions\) but is 7"),
-        (lambda: block(x, x), "no context was wanted but one came"),
-        (lambda: block(x, context_mask=torch.ones(1, dtype=bool)), "a context_mask came without a context"),
-        (lambda: decoder(x), "a context was wanted but none came"),
+        (lambda: block(x, x), "context must be None"),
+        (lambda: block(x, context_mask=torch.ones(1, dtype=bool)), "context_mask must come with a context"),
+        (lambda: decoder(x), "context must be given"),
         (lambda: make(cross=whole), "cross-attention with network='sequence' would read later queries"),
         (lambda: make(norm_order="prae"), r"unknown norm_order 'prae'; did you mean 'pre'\?"),
     ):

@@ -90,7 +90,7 @@ def test_attention_that_cannot_be_cached_is_refused():
         (lambda: plain(x, cache=LayerCache()), "attention with a cache must be causal"),
         (lambda: causal(x, x, cache=LayerCache()), "attention with a cache must not be causal, to another sequence"),
         (lambda: causal(x[:, :1], cache=full), "17 positions but max_length is 16"),
-        (lambda: plain(x, x, cache=cache), "the cache is that of a context of 2 tokens but one of 3 came$"),
+        (lambda: plain(x, x, cache=cache), "the cache is of a context of 2 tokens, got one of 3$"),
     ):
         refused(call, message)
 
@@ -149,9 +149,9 @@ def test_padding_stays_hidden_under_a_mask_of_the_caller_and_where_it_comes_late
         full_mask = mask[:, None, None] & arguments(0, 8).get("mask", torch.tensor(True))
         assert_close(torch.cat(pieces, 1), layer(x, mask=full_mask), atol=1e-10, rtol=1e-10)
         assert torch.equal(cache[0].real, mask)
-    refused(lambda: cache.expect(None, x[:1]), "Cache: 2 sequences were wanted but 1 came")
+    refused(lambda: cache.expect(None, x[:1]), "Cache: the number of sequences must be 2, got 1")
     for t in (1, 2):
-        refused(lambda t=t: layer(x[:, :t], cache=cache[0]), f"`expect` must .* but it announced 0 and {t} came$")
+        refused(lambda t=t: layer(x[:, :t], cache=cache[0]), f"`expect` must .* but it announced 0, got {t}$")
 
 
 @pytest.mark.parametrize("mixture", [*zoo.EVERY][::3])

@@ -14,7 +14,7 @@ from zoo import make_layer as make, tokens
 import polyhead as ph
 from polyhead.layers.cache import Cache, LayerCache
 
-OTHER = r"^MultiHeadAttention: a cache of its own was wanted but that of another layer came$"
+OTHER = r"^MultiHeadAttention: the cache must be this layer's, got that of another layer$"
 COPIES = {
     "copied": LayerCache.copied,
     "copy": copy.copy,
@@ -66,7 +66,7 @@ def test_one_layer_at_two_depths_has_two_caches():
     for cache, kind in ((Cache(2), "Cache"), ({}, "dict")):
         with pytest.raises(TypeError, match=rf"^MultiHeadAttention: .* cache\[i\], but is a {kind}$"):
             layer(x, cache=cache)
-    with pytest.raises(IndexError, match=r"layer 1 was wanted but it has 1: Cache\(2\)"):
+    with pytest.raises(IndexError, match=r"layer must be below 1, got 1: give Cache\(2\)"):
         Cache(1)[1]
 
 

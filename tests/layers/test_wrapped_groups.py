@@ -133,7 +133,7 @@ def test_the_sum_that_linear_heads_kept_is_lost_on_no_wrapper(eager):
         if wrap is eager:
             assert_close(call(), expected[:, 3:])
         else:
-            refused(call, "linear heads kept the sum of earlier tokens, but a Passthrough came$")
+            refused(call, "linear heads kept the sum of earlier tokens, got a Passthrough$")
 
 
 def test_a_partial_with_other_options_is_a_users_function():

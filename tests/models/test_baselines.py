@@ -124,7 +124,7 @@ def test_mistakes_are_one_line():
     model, long = build(ph.CoRelNetConfig(ph.Vectors(5), ph.Classes(2), length=4)), torch.zeros(2, 4, 5)
     short = build(ph.AbstractorConfig(ph.Vectors(5), dim=8, max_length=3))
     for call, message in (
-        (lambda: model(long[:, :3]), r"CoRelNet: 4 objects were wanted \(length\) but 3 came"),
+        (lambda: model(long[:, :3]), r"CoRelNet: the number of objects must be 4 \(length\), got 3"),
         (lambda: model(long, mask=torch.ones(2, 4).bool()), "CoRelNet: it compares 4 objects, .* so mask must be None"),
         (lambda: short(long), "4 positions but max_length is 3"),
         (lambda: ph.CoRelNetConfig(ph.Vectors(5), TWO), r"length \(the number of objects\) must be given"),

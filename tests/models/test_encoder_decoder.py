@@ -117,7 +117,7 @@ def test_experts_of_both_sides_add_their_balance():
     assert build(ENCODER_DECODER).auxiliary_loss() == 0.0
 
 
-NO_SOURCE = r"Transformer: it has no encoder, so no source \(or its mask\) was wanted but one came"
+NO_SOURCE = r"Transformer: source and source_mask must be None, as it has no encoder"
 
 
 def test_mistakes_are_one_line():
@@ -129,7 +129,7 @@ def test_mistakes_are_one_line():
         (lambda: model(x, source=source, encoded=encoded), "source or, once encoded, encoded must be"),
         (lambda: decoder_only(x, source=source), NO_SOURCE),
         (lambda: decoder_only(x, source_mask=torch.ones(2, 3, dtype=bool)), NO_SOURCE),
-        (lambda: decoder_only.encode(source), "Transformer: it has no encoder, so no source was wanted but one came"),
+        (lambda: decoder_only.encode(source), "Transformer: source must be None, as it has no encoder"),
         (lambda: model(x, source=source[:1]), r"b = 2 in inputs but 1 in source \(b s\) = \(1, 6\)"),
         (lambda: model(x, encoded=encoded, source_mask=short_mask), r"source_mask .* \(2, 6\), but is \(2, 1\)"),
         (

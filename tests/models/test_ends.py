@@ -84,12 +84,12 @@ def test_mistakes_are_one_line():
     causal(words, cache=filled)
     for call, message in (
         (lambda: causal(words, cache=filled), "a class is read off all positions, but 4 are in the cache$"),
-        (lambda: model(images[:, :1]), r"images \(b, 3, 4, 6\) .* were wanted but torch.float32 \(2, 1, 4, 6\) came"),
+        (lambda: model(images[:, :1]), r"images .* must be floating \(b, 3, 4, 6\), got torch.float32 \(2, 1, 4, 6\)"),
         (lambda: model(images.byte()), r"inputs \(b c height width\) must be of a floating dtype but is torch.uint8"),
         (lambda: model(images, mask=torch.ones(2, 1).bool()), r"mask \(b t\) must .* token, \(2, 5\), but is \(2, 1\)"),
         (lambda: model(images, tail=1), "read off all positions, so tail must be None but is 1"),
         (lambda: tokens(images), "integer tokens"),
-        (lambda: vectors(images), r"\(b t 3\) were wanted"),
+        (lambda: vectors(images), r"inputs must be \(b t 3\)"),
         (lambda: ph.Patches((3, 5, 6), (2, 3)), "patches of 2 x 3 do not divide an image of 5 x 6"),
         (lambda: replace(IMAGES, outputs=ph.Classes(2, "class"), inputs=token), "class_token=True"),
         (lambda: replace(IMAGES, outputs=ph.Classes(2, "class"), causal=True), "the first token sees no other"),

@@ -56,4 +56,4 @@ def test_mistakes_are_one_line(monkeypatch):
         refused(functools.partial(match, model, target, field=field), f"^match: {message}")
     assert set(NETWORKS) <= set(typing.get_args(Model))
     monkeypatch.delitem(NETWORKS, ph.TransformerConfig)
-    refused(lambda: build(DUAL), r"build: a model was wanted (.*) but a TransformerConfig came")
+    refused(lambda: build(DUAL), r"build: the settings must be of a model (.*), got a TransformerConfig")

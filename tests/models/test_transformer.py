@@ -88,12 +88,12 @@ def test_mistakes_are_one_line():
     vectors, rotary = build(MODELS["vectors"]), build(replace(BASE, positions=ph.Rotary()))
     for call, message in (
         (lambda: model(torch.randn(2, 3)), r"^Transformer: inputs \(b t\) must be of an integer dtype but is torch"),
-        (lambda: vectors(torch.randn(2, 3, 4)), r"inputs \(b t 5\) were wanted but \(2, 3, 4\)"),
+        (lambda: vectors(torch.randn(2, 3, 4)), r"inputs must be \(b t 5\), got \(2, 3, 4\)"),
         (lambda: model(x, mask=torch.ones(2, 7)), "Transformer: mask must be boolean, True where attention is allowed"),
         (lambda: model(x, mask=torch.ones(2, 6).bool()), r"t = 7 in inputs but 6 in mask \(b t\) = \(2, 6\)"),
         (lambda: model(x, tail=8), r"tail must be 1 to 7 \(the positions\) but is 8"),
         (lambda: model(x, keep=[None]), "Transformer: keep must hold one tensor, or None, a layer: 2, not 1"),
-        (lambda: model(torch.tensor([[3, 11]])), "Transformer: tokens must be 0 to 10 but 11 came"),
+        (lambda: model(torch.tensor([[3, 11]])), "Transformer: tokens must be 0 to 10, got 11"),
         (lambda: replace(BASE, heads=[[ph.Softmax(2)]]), "2 layers but 1 lists of heads"),
         (lambda: build(replace(BASE, outputs=ph.Logits(7, tied=True))), r"tied logits need Tokens\(7\)"),
         (lambda: rotary(torch.zeros(1, 25, dtype=torch.long)), "25 positions but max_length is 24"),

@@ -125,7 +125,7 @@ def test_what_it_refuses():
     (x, weight, bias), targets = problem(4, 3, 7)
     for strange in (7, -100):
         wrong = targets.index_fill(0, torch.tensor(2), strange)
-        with refusing(f"chunked_cross_entropy: targets must be 0 to 6 but {strange} came"):
+        with refusing(f"chunked_cross_entropy: targets must be 0 to 6, got {strange}"):
             chunked_cross_entropy(x, weight, bias, wrong)
         compiled = torch.compile(chunked_cross_entropy, backend="eager", fullgraph=True)
         assert compiled(x, weight, bias, wrong).isnan().tolist() == [False, False, True, False]

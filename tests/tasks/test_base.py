@@ -49,7 +49,7 @@ def test_batches_are_joined_if_they_have_the_same_parts():
     ):
         with refusing(f"Batch: {part} must be in all batches or in none, but is in some of 2"):
             Batch.cat(batches)
-    with refusing("Batch: at least one batch was wanted but none came"):
+    with refusing("Batch: there must be at least one batch"):
         Batch.cat([])
     assert Batch.cat([with_rule, with_rule]).latents["rule"].shape == (4, 3)
 

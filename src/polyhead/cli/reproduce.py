@@ -28,7 +28,7 @@ def reproduce(
 ) -> int:
     """Reproduce a figure or table of a paper: train its runs, draw it with the paper's numbers, judge its claims.
 
-    After an interruption, run it again to resume; figures share runs.  --scale small takes minutes on two CPU cores.
+    After an interruption, run it again to resume; figures share runs.  --scale small takes minutes to hours.
     short (fuzzy logic only) has the paper's network and rate with 15,000 steps, and takes hours.  paper has the paper's
     settings.  smoke only tests that everything runs.  Costs: `polyhead list figures`.
 

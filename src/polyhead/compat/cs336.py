@@ -260,7 +260,7 @@ class MultiHeadSelfAttention(nn.Module):
         self, x: Float[Tensor, "... t m"], token_positions: Int[Tensor, "... t"] | None = None
     ) -> Float[Tensor, "... t m"]:
         if self.theta is None and token_positions is not None:
-            raise ValueError("MultiHeadSelfAttention: token_positions came, so max_seq_len and theta are needed")
+            raise ValueError("MultiHeadSelfAttention: token_positions need max_seq_len and theta")
         rotation: tuple[Any, ...] = ()
         if self.theta is not None:
             if token_positions is None:

@@ -91,5 +91,5 @@ def added(layer: str, groups: Iterable[nn.Module], bias: Tensor | None) -> Tenso
         lowest = bias.masked_fill(bias == -torch.inf, 0).amin().item()
         if lowest <= LARGEST_HIDING:
             kind = type(compiled(group)).__name__
-            raise ValueError(f"{layer}: -inf or a Boolean mask hides pairs from {kind} but a mask with {lowest:g} came")
+            raise ValueError(f"{layer}: -inf or a Boolean mask hides pairs from {kind}, got a mask with {lowest:g}")
     return bias

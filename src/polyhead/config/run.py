@@ -242,14 +242,14 @@ class Run(Checked):
     def transformer(self) -> TransformerConfig:
         """The model, if it is a transformer.  Raises ValueError for any other model."""
         if not isinstance(self.model, TransformerConfig):
-            raise ValueError(f"{self.name}: a transformer was wanted but the model is a {type(self.model).__name__}")
+            raise ValueError(f"{self.name}: the model must be a transformer, got a {type(self.model).__name__}")
         return self.model
 
 
 def check_run(caller: str, run: object) -> None:
     """Raise ValueError unless this is a Run; the name of a recipe is not."""
     if not isinstance(run, Run):
-        raise ValueError(f"{caller}: a Run was wanted, as RECIPES['fuzzy-hyla']() makes, but {run!r:.60} came")
+        raise ValueError(f"{caller}: the run must be a Run, as RECIPES['fuzzy-hyla']() makes, got {run!r:.60}")
 
 
 # ------------------------------------------------------------------------------------------------- the digest and files

@@ -179,7 +179,7 @@ class MultiHeadAttention(nn.Module):
         `mask` is boolean, True where a query may attend to a key, and broadcasts to (b h t s).  `bias` is added to the
         scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x, a context's are 0, 1, ...; with a
         `cache` and a window they must increase from token to token (padding: `Cache.expect`).  By
-        default x's are 0, 1, ... too or, if causal with a context, such that the last query is the last key.  `keep`
+        default x counts from 0; if causal with a context, x ends at the position of the context's last token.  `keep`
         (b|1 h|1 t s) multiplies the code in place of the layer's own dropout, also in eval mode; 0 throughout a head
         removes that head.  `symbols` is one tensor for all groups or one (or None) per group: (b|1 s symbol width), or
         a table of 2 distance + 1 rows by clipped offset.  For a table, `first` is the index of query 0 among the keys
@@ -410,7 +410,7 @@ class MultiHeadAttention(nn.Module):
         if not isinstance(group, LinearHeads):
             if has_state:
                 kind = type(group).__name__
-                raise ValueError(f"MultiHeadAttention: linear heads kept the sum of earlier tokens, but a {kind} came")
+                raise ValueError(f"MultiHeadAttention: linear heads kept the sum of earlier tokens, got a {kind}")
             return False
         if call.num_cached == 0:
             # A group that shares queries and keys, with the one before or after it, needs each of them.

@@ -180,11 +180,11 @@ class TransformerBlock(nn.Module):
         tail: int | None,
     ) -> None:
         if context is not None and self.cross is None:
-            raise ValueError("TransformerBlock: no context was wanted but one came")
+            raise ValueError("TransformerBlock: context must be None, as this block has no cross-attention")
         if context is None and self.cross is not None:
-            raise ValueError("TransformerBlock: a context was wanted but none came")
+            raise ValueError("TransformerBlock: context must be given, as this block has cross-attention")
         if context is None and context_mask is not None:
-            raise ValueError("TransformerBlock: a context_mask came without a context")
+            raise ValueError("TransformerBlock: context_mask must come with a context")
         if cu_seqlens is not None and (context is not None or tail is not None):
             name = "context" if tail is None else "tail"
             raise ValueError(f"TransformerBlock: with cu_seqlens x is several sequences, so {name} must be None")

@@ -61,7 +61,7 @@ class LayerCache:
         if self._owner is None or self.length == 0:
             self._owner = name
         elif self._owner != name:
-            raise ValueError(f"{kind}: a cache of its own was wanted but that of another layer came")
+            raise ValueError(f"{kind}: the cache must be this layer's, got that of another layer")
 
     def __contains__(self, name: Hashable) -> bool:
         return name in self._tensors_by_name
@@ -170,7 +170,7 @@ class LayerCache:
         b, t = like.shape[:2]
         num_sequences = self.batch if self.length else b
         if num_sequences not in (1, b) or (self.real is not None and self.real.shape[0] != b):
-            raise ValueError(f"Cache: {num_sequences} sequences were wanted but {b} came")
+            raise ValueError(f"Cache: the number of sequences must be {num_sequences}, got {b}")
         if mask is not None and (mask.dtype != torch.bool or mask.shape != (b, t)):
             actual = f"{mask.dtype} {tuple(mask.shape)}"
             raise ValueError(f"Cache: the mask must be Boolean of shape {(b, t)}, True at real tokens, but is {actual}")
@@ -260,7 +260,7 @@ class Cache:
 
     def __getitem__(self, layer: int) -> LayerCache:
         if layer >= len(self.layers):
-            raise IndexError(f"Cache: layer {layer} was wanted but it has {len(self.layers)}: Cache({layer + 1})")
+            raise IndexError(f"Cache: layer must be below {len(self.layers)}, got {layer}: give Cache({layer + 1})")
         return self.layers[layer]
 
     def __iter__(self) -> Iterator[LayerCache]:

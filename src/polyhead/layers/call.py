@@ -142,7 +142,7 @@ def call_of(
             keys_cache.claim(LAYER, layer)
             num_cached, num_keys = keys_cache.length, keys_cache.context_length(default=s)
             if num_keys != s:
-                raise ValueError(f"{LAYER}: the cache is that of a context of {num_keys} tokens but one of {s} came")
+                raise ValueError(f"{LAYER}: the cache is of a context of {num_keys} tokens, got one of {s}")
         # Positions count from 0: with a negative offset query 0 is at 0, and key 0 at -offset.
         aligned = s - t if causal else num_cached
         offset = aligned if positions is None else num_cached
@@ -197,7 +197,7 @@ def _check_exclusions(
         extra = next((name for name, value in others.items() if value is not None), "no")
         raise ValueError(
             f"{LAYER}: cu_seqlens cut x (1 t m) into sequences, without a context or a cache, "
-            f"but x (b t m) = {tuple(x.shape)} and {extra} came"
+            f"got x (b t m) = {tuple(x.shape)} and {extra}"
         )
 
 
@@ -211,7 +211,7 @@ def _check_cache(cache: LayerCache, x: Tensor, positions: Tensor | None) -> None
         announced = cache.real.shape[1] - (cache.length - cache.gone)
         raise ValueError(
             f"{LAYER}: its cache has padding, so `expect` must announce the tokens of every call, but it announced "
-            f"{announced} and {x.shape[1]} came"
+            f"{announced}, got {x.shape[1]}"
         )
 
 

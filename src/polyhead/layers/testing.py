@@ -31,7 +31,7 @@ def check(mechanism: Mechanism, *promises: str) -> None:
     """Raise AssertionError unless heads of `mechanism` keep the named promises, or all of `PROMISES` if none is
     named; ValueError for an unknown promise, and for anything but a mechanism."""
     if not isinstance(mechanism, Mechanism):
-        raise ValueError(f"testing.check: a mechanism such as Softmax(4) was wanted but {mechanism!r:.60} came")
+        raise ValueError(f"testing.check: it must get a mechanism such as Softmax(4), got {mechanism!r:.60}")
     for name in promises:
         one_of("testing.check", "promise", name, PROMISES)
     for name in promises or PROMISES:

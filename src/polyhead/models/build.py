@@ -45,7 +45,7 @@ def build(settings: Model, *, device: Device = None, dtype: torch.dtype | None =
     """
     if type(settings) not in NETWORKS:
         names = ", ".join(kind.__name__ for kind in NETWORKS)
-        raise ValueError(f"build: a model was wanted ({names}) but a {type(settings).__name__} came")
+        raise ValueError(f"build: the settings must be of a model ({names}), got a {type(settings).__name__}")
     is_meta = device is not None and torch.device(device).type == "meta"
     try:
         with Undrawn() if is_meta else contextlib.nullcontext():

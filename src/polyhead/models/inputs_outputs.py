@@ -35,15 +35,14 @@ class TokenInput(nn.Module):
         if tokens.ndim == 3 and tokens.is_floating_point() and tokens.shape[-1] == self.table.embedding_dim:
             return self._scaled(tokens)
         if tokens.ndim != 2 or tokens.is_floating_point():
-            raise ValueError(
-                f"Transformer: integer tokens (b t) were wanted but {tokens.dtype} {tuple(tokens.shape)} came"
-            )
+            got = f"{tokens.dtype} {tuple(tokens.shape)}"
+            raise ValueError(f"Transformer: inputs must be integer tokens (b t), got {got}")
         try:
             return self._scaled(self.table(tokens))
         except IndexError:  # checked only after a failure: reading tokens would synchronise the device
             count = self.table.num_embeddings
             strange = tokens[(tokens < 0) | (tokens >= count)][0].item()
-            raise ValueError(f"Transformer: tokens must be 0 to {count - 1} but {strange} came") from None
+            raise ValueError(f"Transformer: tokens must be 0 to {count - 1}, got {strange}") from None
 
     def _scaled(self, x: Tensor) -> Tensor:
         if self.factor == 1.0:
@@ -61,7 +60,7 @@ class VectorInput(nn.Module):
 
     def forward(self, vectors: Float[Tensor, "..."]) -> Float[Tensor, "b t m"]:
         if vectors.ndim != 3 or vectors.shape[-1] != self.size:
-            raise ValueError(f"Transformer: inputs (b t {self.size}) were wanted but {tuple(vectors.shape)} came")
+            raise ValueError(f"Transformer: inputs must be (b t {self.size}), got {tuple(vectors.shape)}")
         return self.linear(vectors)
 
 
@@ -94,9 +93,7 @@ class PatchInput(nn.Module):
         if tuple(images.shape[1:]) != self.image or not images.is_floating_point():
             got = f"{images.dtype} {tuple(images.shape)}"
             expected = ", ".join(map(str, self.image))
-            raise ValueError(
-                f"Transformer: floating images (b, {expected}) (b c height width) were wanted but {got} came"
-            )
+            raise ValueError(f"Transformer: images (b c height width) must be floating (b, {expected}), got {got}")
         p, q = self.patch
         patches = images.unflatten(3, (-1, q)).unflatten(2, (-1, p))  # (b c row p column q)
         pixels = patches.permute(0, 2, 4, 3, 5, 1).flatten(3).flatten(1, 2)  # (b t p*q*c)
@@ -153,7 +150,7 @@ class LazyLogits:
     def _given(self, targets: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
         if targets.shape != self.x.shape[:-1]:
             expected, shape = tuple(self.x.shape[:-1]), tuple(targets.shape)
-            raise ValueError(f"LazyLogits: targets (b t) = {expected} were wanted but {shape} came")
+            raise ValueError(f"LazyLogits: targets (b t) must be {expected}, got {shape}")
         return self.x.flatten(0, 1), self.weight, self.bias, targets.flatten()
 
 

@@ -151,7 +151,7 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "b _ m"]:
         """The encoder's output (b s m) for `source`, to which the decoder attends; `mask` is True at real tokens."""
         if self.encoder is None:
-            raise ValueError("Transformer: it has no encoder, so no source was wanted but one came")
+            raise ValueError("Transformer: source must be None, as it has no encoder")
         if taps is None:
             return self.encoder(source, mask=mask)
         layer_taps: list[Taps] = []
@@ -243,7 +243,7 @@ class Transformer(nn.Module):
         keep, cache, context = arguments.keep, arguments.cache, arguments.context
         check_mask("Transformer", "source_mask (b s)", arguments.context_mask, context)
         if self.encoder is None and any(x is not None for x in (source, context, arguments.context_mask)):
-            raise ValueError("Transformer: it has no encoder, so no source (or its mask) was wanted but one came")
+            raise ValueError("Transformer: source and source_mask must be None, as it has no encoder")
         if self.encoder is not None and (source is None) == (context is None):
             raise ValueError("Transformer: its encoder reads a source: source or, once encoded, encoded must be given")
         if keep is not None and len(keep) != len(self.blocks):
@@ -255,11 +255,11 @@ class Transformer(nn.Module):
         if cache is not None and cache.length and self._pools:
             raise ValueError(f"Transformer: a class is read off all positions, but {cache.length} are in the cache")
         if isinstance(cache, LayerCache):
-            raise ValueError("Transformer: a Cache was wanted but the entry of one layer came")
+            raise ValueError("Transformer: cache must be a Cache, got the entry of one layer")
         if cache is not None and (len(cache) != len(self.blocks) or not self.config.causal):
             raise ValueError(
-                f"Transformer: a cache of {len(self.blocks)} layers and causal=True go together but "
-                f"{len(cache)} layers and causal={self.config.causal} came"
+                f"Transformer: a cache of {len(self.blocks)} layers and causal=True go together, "
+                f"got {len(cache)} layers and causal={self.config.causal}"
             )
         if arguments.cu_seqlens is None:
             return
@@ -450,7 +450,7 @@ def _warn_if_blind(settings: object) -> None:
     Raises ValueError for anything but a TransformerConfig.
     """
     if not isinstance(settings, TransformerConfig):
-        raise ValueError(f"Transformer: a TransformerConfig was wanted but {settings!r:.60} came")
+        raise ValueError(f"Transformer: settings must be a TransformerConfig, got {settings!r:.60}")
     if settings.positions is not None or settings.causal or settings.window is not None:
         return
     if not isinstance(settings.inputs, config.Tokens):

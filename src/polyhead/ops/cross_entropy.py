@@ -78,7 +78,7 @@ def _blocks(
     if is_cheap_to_read(targets) and len(targets):
         for target in (int(targets.min()), int(targets.max())):
             if not 0 <= target < len(weight):
-                raise ValueError(f"chunked_cross_entropy: targets must be 0 to {len(weight) - 1} but {target} came")
+                raise ValueError(f"chunked_cross_entropy: targets must be 0 to {len(weight) - 1}, got {target}")
     x = x.to(product_dtype(x))
     if torch.is_grad_enabled():
         # Blocks add up their gradients in the dtype of what they share.

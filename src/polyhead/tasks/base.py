@@ -60,7 +60,7 @@ class Batch:
     def cat(cls, batches: "Sequence[Batch]") -> "Batch":
         """Concatenate batches along their first dimension; a batch without a mask has real tokens only."""
         if not batches:
-            raise ValueError("Batch: at least one batch was wanted but none came")
+            raise ValueError("Batch: there must be at least one batch")
         sizes = [len(batch.scored) for batch in batches]
         parts: dict[str, Array] = {"latents": {}}
         for part in fields(cls):

@@ -36,7 +36,7 @@ def train(config: Run, devices: int, *, progress: bool = True, resume: bool = Fa
         raise ValueError(f"train: devices must be at least 1 but is {devices}")
     count = torch.cuda.device_count()
     if pick_device(config.device).type == "cuda" and devices > count:
-        raise ValueError(f"train: {devices} devices were wanted but this machine has {count}")
+        raise ValueError(f"train: devices must be at most {count} on this machine, got {devices}")
     check(config, devices)
     folder = folder_of(config)
     # The lock is released before the workers start: the first of them takes it, and would be refused otherwise.

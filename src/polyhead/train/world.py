@@ -227,7 +227,7 @@ def ranks_from(environment: Mapping[str, str]) -> tuple[int, int, int]:
     size = integer(environment, names[1], 1)
     local = integer(environment, names[2], 0)
     if not 0 <= rank < size or local < 0:
-        raise ValueError(f"world: a rank from 0 to {size - 1} was wanted but {names[0]} is {rank}")
+        raise ValueError(f"world: {names[0]} must be a rank from 0 to {size - 1}, got {rank}")
     return rank, size, local
 
 

@@ -132,7 +132,7 @@ def test_options_that_would_be_ignored_are_refused():
     ids, cu_seqlens = tokens(1, 6), torch.tensor([0, 3, 6], dtype=torch.int32)
     large_numbers = torch.zeros(1, 1, 6, 6, dtype=F64)
     large_numbers.masked_fill_(torch.ones(6, 6, dtype=torch.bool).triu(1), -1e9)
-    refusal = "-inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e+09 came"
+    refusal = "-inf or a Boolean mask hides pairs from HylaHeads, got a mask with -1e+09"
     for model in (by_name, swapped):
         with refusing("needs position_ids that restart in each sequence, not only cu_seq_lens_q"):
             model(ids, cu_seq_lens_q=cu_seqlens)

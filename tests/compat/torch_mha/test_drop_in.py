@@ -174,18 +174,18 @@ def numbers_at_the_last_key():
 def test_a_mask_of_large_numbers_is_refused_by_heads_without_a_softmax():
     """For them -1e9 is a score like others: their code at the key to be hidden would be the largest."""
     mixed, qkv, padding = numbers_at_the_last_key()
-    with refusing("-inf or a Boolean mask hides pairs from HylaHeads but a mask with -1e+09 came"):
+    with refusing("-inf or a Boolean mask hides pairs from HylaHeads, got a mask with -1e+09"):
         mixed(*qkv, key_padding_mask=padding)
     relations = ph.Relational(HEADS, relation_act="softmax")  # whose softmax is another one
     for heads in (relations, ph.Pooled(HEADS, normalise="softmax", pool="mean")):
         other = MultiheadAttention(DIM, HEADS, batch_first=True, heads=heads, dtype=F64)
-        with refusing("but a mask with -1e+09 came"):
+        with refusing("got a mask with -1e+09"):
             other(*qkv, key_padding_mask=padding)
     for heads in (ph.Softmax(HEADS), ph.Hyla(HEADS, normalise="softmax")):
         soft = MultiheadAttention(DIM, HEADS, batch_first=True, heads=heads, dtype=F64)
         assert_close(soft(*qkv, key_padding_mask=padding), soft(*qkv, key_padding_mask=padding < 0))
     half = MultiheadAttention(DIM, HEADS, batch_first=True, heads=ph.Hyla(HEADS), dtype=torch.float16)
-    qkv = [part.half() for part in qkv]  # where -1e9 is -inf: "-inf hides pairs but a mask with -inf came"
+    qkv = [part.half() for part in qkv]  # where -1e9 is -inf: "-inf hides pairs, got a mask with -inf"
     assert_close(half(*qkv, key_padding_mask=padding), half(*qkv, key_padding_mask=padding < 0))
 
 

@@ -210,7 +210,7 @@ MISTAKES = {
     "network='sequence' reads all queries, so attn_mask would hide none": lambda: polyhead_attention(
         heads=ph.Pooled(4, network="sequence")
     )(*[torch.zeros(2, 5, 12)] * 3, attn_mask=torch.zeros(5, 5).bool()),
-    "num_heads = 4 but heads have 2": lambda: polyhead_attention(heads=ph.Hyla(2)),
+    "heads must add up to num_heads = 4, got 2": lambda: polyhead_attention(heads=ph.Hyla(2)),
     "m = 12 but x (b t m) = (2, 5, 11)": lambda: call(query=torch.zeros(2, 5, 11)),
     "is_causal says what attn_mask is, but attn_mask is None": lambda: call(is_causal=True),
     "attn_mask must be Boolean or floating of shape (5, 5) or (8, 5, 5) but is torch.int64 (5, 5)": lambda: call(
@@ -223,9 +223,9 @@ MISTAKES = {
     "Sequential holds no nn.MultiheadAttention": lambda: replace(nn.Sequential(polyhead_attention()), ph.Hyla(4)),
     "drop_in takes one itself": lambda: replace(torch_attention()),
     "must have no hooks and no wrappers but is a OwnAttention": lambda: replace(nn.Sequential(OwnAttention(12, 4))),
-    "but 3, 3 and kv_heads 2 came": lambda: drop_in(torch_attention(), ph.Hyla(4, kv_heads=2)),
+    ", got 3, 3 and kv_heads 2": lambda: drop_in(torch_attention(), ph.Hyla(4, kv_heads=2)),
     "keys must be made of the inputs": lambda: capture_once(Itself(torch_attention(add_bias_kv=True))),
-    "a OwnAttention computes something of its own": lambda: capture_once(Itself(OwnAttention(12, 4))),
+    "a OwnAttention must have the forward of nn.MultiheadAttention": lambda: capture_once(Itself(OwnAttention(12, 4))),
 }
 
 

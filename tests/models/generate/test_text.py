@@ -118,7 +118,7 @@ def test_mistakes_are_one_line():
     for call, message in (
         (lambda: stream_text(model, Words(), ["a"], steps=1), "the tokenizer has 6 tokens but the model .* for 256"),
         (lambda: stream_text(model, codec, ["a"], steps=1, stop=["a", ""]), "a stop string must not be empty"),
-        (lambda: stream_text(model, codec, "ab", steps=1), "prompts must be a list of texts but one text came"),
+        (lambda: stream_text(model, codec, "ab", steps=1), "prompts must be a list of texts, got one text"),
         (lambda: stream_text(model_of(6), Words(), ["a", ""], steps=1), "a prompt is empty, and the tokenizer has"),
     ):
         refused(call, f"^generate: {message}")

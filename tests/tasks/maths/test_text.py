@@ -55,7 +55,7 @@ def test_files_that_extrapolate(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"What is 1?\n1\nWhat is 2?\n", r"has 3 lines, but a question and an answer in turn were wanted"),
+        (b"What is 1?\n1\nWhat is 2?\n", r"must have a question and an answer in turn, got 3 lines"),
         (b"What is 1?\n\n", r"line 2: answer must have 1 to 30 characters: ''"),
         (b"What is 1?\n1\n" + b"a" * 161 + b"\n1\n", r"line 3: question must have 1 to 160 characters: 'a+'"),
         (b"What\tis 1?\n1\n", r"line 1: question must have 1 to 160 characters: 'What\\tis 1\?'"),

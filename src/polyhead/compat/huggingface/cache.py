@@ -54,7 +54,7 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
         Raises ValueError if a layer stores a sum over tokens (linear heads) or only the last tokens (a window).
         """
         if tokens_to_remove > 0:
-            raise ValueError(f"PolyheadCache: crop takes minus the number of tokens but {tokens_to_remove} came")
+            raise ValueError(f"PolyheadCache: crop must get minus the number of tokens, got {tokens_to_remove}")
         if tokens_to_remove == 0 or not self.length:
             return
         if not self.is_croppable:
@@ -70,7 +70,7 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
 def select_cache(model: str, cache: object, past_key_values: object) -> PolyheadCache | None:
     """The cache, under its name of today or of before.  Raises ValueError for a cache of another kind."""
     if cache is not None and past_key_values is not None:
-        raise ValueError(f"{model}: cache and past_key_values are the same argument, but both came")
+        raise ValueError(f"{model}: cache and past_key_values are the same argument, got both")
     if cache is None:
         cache = past_key_values
     if cache is not None and not isinstance(cache, PolyheadCache):

@@ -71,7 +71,7 @@ class MultiheadAttention(MultiHeadAttention):
         placement = Placement(device=device, dtype=dtype)
         super().__init__(embed_dim, heads, bias=bias, dropout=dropout, max_length=max_length, **placement)
         if self.total_heads != num_heads:
-            raise ValueError(f"{NAME}: num_heads = {num_heads} but heads have {self.total_heads}")
+            raise ValueError(f"{NAME}: heads must add up to num_heads = {num_heads}, got {self.total_heads}")
         if add_bias_kv or add_zero_attn:
             raise ValueError(f"{NAME}: keys must be made of the inputs but add_bias_kv or add_zero_attn is True")
         if len({embed_dim, self.kdim, self.vdim}) > 1 and not all("v" in size.takes for size in self.sizes):
@@ -175,7 +175,7 @@ class MultiheadAttention(MultiHeadAttention):
     def _batch_first(self, x: Tensor) -> Tensor:
         """(b t m) from an input, which may be (t b m), or (t m) for one sequence."""
         if x.is_nested:
-            raise ValueError(f"{NAME}: padded tensors are wanted, not nested ones: set enable_nested_tensor=False")
+            raise ValueError(f"{NAME}: tensors must be padded, not nested: set enable_nested_tensor=False")
         if x.ndim == 2:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)

@@ -62,7 +62,7 @@ def around(old: Any, heads: Heads, *, device: Device, max_length: int = 512) -> 
     Raises ValueError for a subclass with a `forward` of its own, and for heads that do not fit.
     """
     if type(old).forward is not nn.MultiheadAttention.forward:
-        raise ValueError(f"nn.MultiheadAttention was wanted but a {type(old).__name__} computes something of its own")
+        raise ValueError(f"replace: a {type(old).__name__} must have the forward of nn.MultiheadAttention")
     new = MultiheadAttention(
         old.embed_dim,
         old.num_heads,
@@ -87,7 +87,7 @@ def around(old: Any, heads: Heads, *, device: Device, max_length: int = 512) -> 
     for group, size, (first, last) in zip(groups, new.sizes, new.heads_of, strict=True):
         if (size.dim, size.value_dim, size.kv_heads) != (width, width, size.heads) or not {"q", "k"} <= set(size.takes):
             dims = f"{size.dim}, {size.value_dim} and kv_heads {size.kv_heads}"
-            raise ValueError(f"replace: heads must have dim, value_dim = {width} and keys of their own but {dims} came")
+            raise ValueError(f"replace: heads must have dim, value_dim = {width} and keys of their own, got {dims}")
         rows = slice(first * width, last * width)
         if "v" in size.takes:
             value_rows.append(rows)

@@ -64,7 +64,7 @@ def stream_text(
     if isinstance(stop, str):
         stops = (stop,)
     if isinstance(prompts, str):  # a sequence of texts, too: its characters
-        raise ValueError("generate: prompts must be a list of texts but one text came")
+        raise ValueError("generate: prompts must be a list of texts, got one text")
     if not all(stops):
         raise ValueError("generate: a stop string must not be empty")
     assert isinstance(model.config.inputs, config.Tokens)

@@ -167,19 +167,19 @@ def left_padded(prompts: Prompts, model: Transformer) -> Padded:
     for prompt in prompts:
         if isinstance(prompt, str) or not isinstance(prompt, Iterable):
             expected = "tokens, as [[1, 2], [3]]; for texts there is models.generate.generate_text"
-            raise ValueError(f"generate: prompts must be lists of {expected}, but {prompts!r:.60} came")
+            raise ValueError(f"generate: prompts must be lists of {expected}, got {prompts!r:.60}")
         try:
             row = list(map(operator.index, prompt))
         except TypeError:
-            raise ValueError(f"generate: prompts must be lists of whole numbers but {prompts!r:.60} came") from None
+            raise ValueError(f"generate: prompts must be lists of whole numbers, got {prompts!r:.60}") from None
         if not row:
-            raise ValueError("generate: an empty prompt came: each needs at least one token")
+            raise ValueError("generate: each prompt must have at least one token")
         if min(row) < 0 or max(row) >= count:
             strange = max(row) if max(row) >= count else min(row)
-            raise ValueError(f"generate: tokens must be 0 to {count - 1} but {strange} came")
+            raise ValueError(f"generate: tokens must be 0 to {count - 1}, got {strange}")
         rows.append(row)
     if not rows:
-        raise ValueError("generate: no prompt came: each needs at least one token")
+        raise ValueError("generate: there must be at least one prompt")
     longest = max(map(len, rows))
     tokens = torch.zeros(len(rows), longest, dtype=torch.long)
     real = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -199,7 +199,7 @@ def _check_model(model: Transformer, steps: int) -> None:
     ends = (model.config.inputs, model.config.outputs)
     if not (isinstance(ends[0], config.Tokens) and isinstance(ends[1], config.Logits) and model.config.causal):
         raise ValueError(
-            f"generate: a causal model between Tokens and Logits was wanted but it is between {ends[0]} and {ends[1]}, "
+            f"generate: the model must be causal between Tokens and Logits, got {ends[0]}, {ends[1]}, "
             f"causal={model.config.causal}"
         )
     if ends[0].count < ends[1].count:

@@ -141,5 +141,5 @@ def _objects(kind: str, x: Tensor, count: int, mask: Tensor | None) -> Tensor:
     if mask is not None:
         raise ValueError(f"{kind}: it compares {count} objects, all of them there, so mask must be None")
     if x.shape[1] != count:
-        raise ValueError(f"{kind}: {count} objects were wanted (length) but {x.shape[1]} came")
+        raise ValueError(f"{kind}: the number of objects must be {count} (length), got {x.shape[1]}")
     return x

@@ -124,7 +124,7 @@ def _file(path: pathlib.Path, sizes: tuple[int, int]) -> list[Pair]:
     if lines[-1] == "":
         lines.pop()
     if not lines or len(lines) % 2:
-        raise ValueError(f"Maths: {path} has {len(lines)} lines, but a question and an answer in turn were wanted")
+        raise ValueError(f"Maths: {path} must have a question and an answer in turn, got {len(lines)} lines")
     for number, line in enumerate(lines):
         limit = sizes[number % 2]
         if not 1 <= len(line) <= limit or not line.isprintable():
