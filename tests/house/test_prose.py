@@ -21,7 +21,7 @@ GENERATED = [path for path in PAGES if path.name == "README.md"]
 WRITTEN = [path for path in PAGES if path != FROZEN and path not in GENERATED]
 WRITTEN += [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 
-MAX_WORDS = 28
+MAX_WORDS = 25
 MAX_NUMBERS = 2
 
 NUMBER = re.compile(r"(?<![\w.#/-])[+−-]?\d[\d,]*(?:\.\d+)?")

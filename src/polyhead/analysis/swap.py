@@ -55,8 +55,8 @@ def swap_codes(
 ) -> list[dict[str, Any]]:
     """The task's metric against the rule of the sequence itself and against the donor's, one row for each of `CODES`.
 
-    Rows are {code, own, donor, own_se, donor_se, n}, all for the same `pairs` pairs of sequences, drawn by
-    `task.contrasts` from a stream that neither training nor evaluation reads.  ValueError for a task without such
+    Rows are {code, own, donor, own_se, donor_se, n}, all for the same `pairs` pairs of sequences.  `task.contrasts`
+    draws them from a stream that neither training nor evaluation reads.  ValueError for a task without such
     pairs, and for heads other than `KINDS`, a user's functions among them.
 
     >>> {row["code"]: row["donor"] for row in swap_codes(model, task)}

@@ -55,8 +55,8 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
     >>> network(layer.context[0, -1])                      # this pair's share of the layer's output
 
     `sample`: the index of the sequence in the batch.  A layer with several groups of heads has one value network per
-    `group`, and adds them.  Raises ValueError if there is no value network: for values that are not a linear map, and
-    for a user's own function without a code or whose output is not the sum of code times value.
+    `group`, and adds them.  Raises ValueError if there is no value network.  Values that are not a linear map have
+    none, and neither has a user's function whose output is not the sum of code times value.
     """
     check_taps("value_network", taps)
     code = codes(taps, q_index, k_index, group=group)

@@ -42,7 +42,7 @@ def list_all(what: What, folders: Folders = ()) -> int:
 
     Args:
         what: recipes, figures, tasks, mechanisms, implementations, models or runs.
-        folders: For runs: folders to search, at any depth (default: runs).
+        folders: For runs: folders to search, at any depth; none searches runs.
     """
     from polyhead.scale.records import records
 

@@ -36,9 +36,9 @@ def evaluate(
 
     Args:
         splits: Default: all except train and validation.
-        batches: Batches per split (default: the run's own).
-        batch_size: Sequences per batch (default: the run's own).
-        seed: Seed of the sequences (default: the run's own).
+        batches: Batches per split; None takes the run's.
+        batch_size: Sequences per batch; None takes the run's.
+        seed: Seed of the sequences; None takes the run's.
         checkpoint: newest, or the step of an earlier checkpoint that is kept.
     """
     from polyhead import train
@@ -148,8 +148,8 @@ def report(
 def explore(model: Model, text: str, out: Path = Path("explore.html"), device: Device = "auto") -> int:
     """Write one self-contained HTML page on a text: point at a token to see its latent codes and the tokens it reads.
 
-    MODEL is a run folder of a language model, a model of text of `polyhead list models`, or a folder with a causal
-    model of Hugging Face and its tokenizer.  The first 512 tokens of the text are shown.
+    MODEL is a run folder of a language model, or a model of text of `polyhead list models`.  A folder with a causal
+    model of Hugging Face and its tokenizer will do, too.  The first 512 tokens of the text are shown.
 
     examples:
       polyhead explore lm-bytes-softmax --text "def add(a, b):"

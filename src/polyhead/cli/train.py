@@ -215,7 +215,7 @@ def resume(run: RunFolder, device: str | None = None, devices: int = 1) -> int:
       polyhead resume runs/fuzzy-hyla-1a2b3c4d5e6f
 
     Args:
-        device: auto, cpu, cuda or mps (default: the run's own).
+        device: auto, cpu, cuda or mps; None takes the run's.
         devices: Processes that train the run together, one per device; the number may differ from before.
     """
     from polyhead.train import read_config

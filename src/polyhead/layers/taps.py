@@ -26,8 +26,8 @@ OWN = "own"
 class GroupTaps:
     """One group of heads in one layer.  q and k enter the scores: they are normalised and rotated.
 
-    For relational heads v are the symbols that enter the sum, by key or by offset (row j - i + t - 1 for query i and
-    key j); relations are recomputed from q_rel and k_rel.
+    For relational heads v are the symbols that enter the sum, by key or by offset.  By offset, query i and key j have
+    row j - i + t - 1.  Relations are recomputed from q_rel and k_rel.
     """
 
     kind: str  # "softmax", "linear", "hyla", "relational", "disentangled", "abstractor", "pooled" or OWN

@@ -147,7 +147,7 @@ def page(curves: dict[str, dict[str, Curve]], scores: Scores) -> str:
     num_seeds = len(curves[RACERS[0]])
     race_caption = (
         "The game between: accuracy on shapes that training never showed. "
-        f"Mean and range over {num_seeds} networks of each kind of heads."
+        f"Mean and range over {num_seeds} network{'s' * (num_seeds > 1)} of each kind of heads."
     )
     race_rows = []
     for racer, by_seed in curves.items():
@@ -158,7 +158,8 @@ def page(curves: dict[str, dict[str, Curve]], scores: Scores) -> str:
     if scores:
         caption = (
             "Fuzzy logic: combinations that training never had, in five divisions of the functions. "
-            "Heads of width 2, as in the paper's released code."
+            "Heads of width 2, as in the paper's released code. "
+            "Each network is scored on 1,024 sequences, for the README on 16,000."
         )
         values["scores"] = figure_as_svg(draw_scores(scores), caption, "scores")
         for (label, split), numbers in scores.items():

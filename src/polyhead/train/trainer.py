@@ -66,8 +66,8 @@ def run(
     `resume`: continue from the folder's checkpoint if there is one.  `again`: delete the earlier training and restart.
     `callbacks`: called with every row of metrics.jsonl when it is written, only in the first of several processes.  An
     exception in a callback ends the run; its last checkpoint remains.
-    Raises ValueError if the folder holds another run, or an unfinished one and neither `resume` nor `again` is given,
-    and while another thread of this process trains; OSError if the disk fails; Interrupted after Ctrl-C, SIGTERM,
+    Raises ValueError if the folder holds another run, or an unfinished one and neither `resume` nor `again` is given.
+    So it does while another thread of this process trains.  Raises OSError if the disk fails; Interrupted after Ctrl-C, SIGTERM,
     SIGHUP or SIGUSR1, with the run saved.
     """
     check_run("train.run", config)

@@ -45,8 +45,8 @@ def write(
 
     `folders`: of one task; also names from `polyhead list models`.  `title`: shown above the headline.  `static`: a
     folder for all figures as PNG and SVG.  Unfinished runs, and runs with an unreadable checkpoint, appear only with
-    their curves and a note.  Raises ValueError for no folders, a folder that is not a run, a damaged file, runs of
-    different tasks, or a path that cannot be written.
+    their curves and a note.  Raises ValueError for no folders, a folder that is not a run, or a damaged file.  So it
+    does for runs of different tasks, or a path that cannot be written.
     """
     path = pathlib.Path(path)
     check_place("report", path)
