@@ -67,8 +67,8 @@ def run(
     `callbacks`: called with every row of metrics.jsonl when it is written, only in the first of several processes.  An
     exception in a callback ends the run; its last checkpoint remains.
     Raises ValueError if the folder holds another run, or an unfinished one and neither `resume` nor `again` is given.
-    So it does while another thread of this process trains.  Raises OSError if the disk fails; Interrupted after Ctrl-C, SIGTERM,
-    SIGHUP or SIGUSR1, with the run saved.
+    So it does while another thread of this process trains.  Raises OSError if the disk fails, and Interrupted after
+    Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, with the run saved.
     """
     check_run("train.run", config)
     world, folder = World.here(config.device), folder_of(config)
