@@ -37,7 +37,7 @@ def test_mistakes_are_one_line():
     for call, message in (
         (lambda: block.attention(x, x, cu_seqlens=CU), r"got x \(b t m\) = \(1, 12, 48\) and a context"),
         (lambda: layer(x, cache=LayerCache(), cu_seqlens=CU), "without a context or a cache, got .* and a cache"),
-        (lambda: layer(x.expand(2, -1, -1), cu_seqlens=CU), r"x \(1 t m\) .* but x \(b t m\) = \(2, 12, 48\) and no"),
+        (lambda: layer(x.expand(2, -1, -1), cu_seqlens=CU), r"x \(1 t m\) .* got x \(b t m\) = \(2, 12, 48\)$"),
         (lambda: block(x, cu_seqlens=CU, tail=2), "x is several sequences, so tail must be None"),
         (lambda: layer(x, cu_seqlens=CU), "positions must be below max_length = 5 but reach 5"),
         (lambda: near(x, cu_seqlens=CU), "PositionSymbols: positions must be below max_length = 5 but reach 5"),

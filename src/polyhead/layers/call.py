@@ -72,10 +72,13 @@ class LayerCall:
         return _append(self.cache, name, new, self.x.shape[0], self.max_cached)
 
     def real_keys(self, mask: Tensor | None) -> Tensor | None:
-        """Which of the new keys (b s) are real, as the cache or a mask of keys says; None if neither does."""
+        """Which of the new keys (b s) are real, as the cache or a mask of keys says; None if neither does.
+
+        With a single query a mask (t s) or (h t s) may also be a row of a mask of pairs, so only (b|1, 1, 1, s) counts.
+        """
         if self.context is None and self.cache is not None and self.cache.real is not None:
             return self.cache.real[:, -self.t :] if self.t else self.cache.real[:, :0]
-        if mask is None or not Masks(mask).is_of_keys:
+        if mask is None or not Masks(mask).is_of_keys or (self.t == 1 and mask.ndim in (2, 3)):
             return None
         b, s = self.key_source.shape[:2]
         keys = of_pairs(mask)[:, 0, 0]
@@ -193,11 +196,11 @@ def _check_exclusions(
     if cache is not None and context is not None and causal:
         raise ValueError(f"{LAYER}: attention with a cache must not be causal, to another sequence")
     if cu_seqlens is not None and (context is not None or cache is not None or x.shape[0] != 1):
-        others = {"a context": context, "a cache": cache}
-        extra = next((name for name, value in others.items() if value is not None), "no")
+        others = {" and a context": context, " and a cache": cache}
+        extra = next((name for name, value in others.items() if value is not None), "")
         raise ValueError(
             f"{LAYER}: cu_seqlens cut x (1 t m) into sequences, without a context or a cache, "
-            f"got x (b t m) = {tuple(x.shape)} and {extra}"
+            f"got x (b t m) = {tuple(x.shape)}{extra}"
         )
 
 

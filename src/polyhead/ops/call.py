@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int32
 from torch import Tensor
 
-from polyhead.spec.shapes import check_heads
+from polyhead.spec.shapes import check_heads, check_number
 
 Bias = Float[Tensor, "#b #h t s"] | Float[Tensor, "h t+s-1"]
 """Dense, or by offset: column j - i + t - 1 holds the bias of query i and key j."""
@@ -219,11 +219,13 @@ class AttentionCall:
 
 # --------------------------------------------------------------------------------------------------------------- checks
 def check_scale(function: str, scale: object, softcap: object = None) -> None:
-    """Raise ValueError for a Tensor: native code and kernels take a number."""
+    """Raise ValueError unless both are None or numbers, as native code and kernels take them, and `scale` is finite."""
     if isinstance(scale, Tensor):
         raise ValueError(f"{function}: scale must be a number but is a Tensor; multiply q by it")
     if isinstance(softcap, Tensor):
         raise ValueError(f"{function}: softcap must be a number but is a Tensor, which would get no gradient")
+    if scale is not None:
+        check_number(function, "scale", scale)  # type: ignore[arg-type]
 
 
 def check_same_kind(function: str, tensors: Mapping[str, Tensor]) -> None:
