@@ -71,7 +71,7 @@ campaign: .venv/.ready
 
 # The suite in an environment without pins: the newest versions that the ranges in pyproject.toml admit.
 test-newest:
-	$(PY) -m venv .venv-newest && .venv-newest/bin/pip install -qq $(or $(TORCH),torch) && \
+	$(PY) -m venv .venv-newest $(if $(TORCH),&& .venv-newest/bin/pip install -qq $(TORCH)) && \
 		.venv-newest/bin/pip install -qq -e '.[test,report,hf,jax,text,docs]' && .venv-newest/bin/pip list | \
 		grep -iE '^(torch|transformers|jax|numpy|pandas|scipy|triton|tokenizers|datasets|ray) '
 	.venv-newest/bin/python -m pytest -q -n 2

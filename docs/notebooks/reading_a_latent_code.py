@@ -17,7 +17,7 @@ batch = task.batch("compositional", 64, seed=0, step=0)
 taps = ph.analysis.capture(model, batch)
 codes = ph.analysis.codes(taps[-1], -1, -1)  # the last token attending to itself: (sequences, heads)
 figure, axes = plt.subplots(figsize=(5, 3))
-axes.imshow(codes[:20], cmap="RdBu", vmin=-3, vmax=3)
+axes.imshow(codes[:20].numpy(), cmap="RdBu", vmin=-3, vmax=3)
 axes.set(title="latent codes of 20 sequences", xlabel="head", ylabel="sequence")
 
 # %% [markdown]

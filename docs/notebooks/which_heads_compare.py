@@ -15,7 +15,7 @@ task = ph.tasks.RelationalGames("between")
 batch = task.batch("novel", 6, seed=0, step=0)
 figure, grid = plt.subplots(1, 6, figsize=(9, 1.8))
 for axes, image, answer in zip(grid, batch.inputs, batch.targets.flatten(), strict=True):
-    axes.imshow(image.permute(1, 2, 0))
+    axes.imshow(image.permute(1, 2, 0).numpy())
     axes.set(title="yes" if answer else "no", xticks=[], yticks=[])
 
 # %% [markdown]

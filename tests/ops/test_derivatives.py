@@ -20,7 +20,7 @@ from polyhead.ops import cross_entropy
 from polyhead.ops.registry import OPS, resolve
 
 pytestmark = [  # torch's own: it scripts rules of forward mode, a Jacobian of a fused kernel takes row after row
-    pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.script"),
     pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning"),
 ]
 OWN = ("blocked", "triton", "native")
