@@ -72,7 +72,7 @@ def test_embeddings_may_be_given_in_place_of_tokens():
     model = ph.Transformer(settings, dtype=F64)
     tokens = torch.randint(9, (2, 5))
     assert_close(model(model.inputs.table(tokens)), model(tokens))
-    refused(lambda: model(torch.randn(2, 5, 15, dtype=F64)), "^Transformer: integer tokens")
+    refused(lambda: model(torch.randn(2, 5, 15, dtype=F64)), "^Transformer: inputs must be integer tokens")
 
 
 def test_mistakes_are_one_line():

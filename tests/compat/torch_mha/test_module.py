@@ -83,7 +83,7 @@ def test_an_encoder_with_padding_runs_our_forward_in_all_layers(forward_calls):
         assert forward_calls.call_count == 2
         assert_close(y[~PADDING], expected[~PADDING], rtol=1e-5, atol=1e-6)
         model.use_nested_tensor = True  # as where layers are put in by hand
-        with refusing("not nested ones: set enable_nested_tensor=False"):
+        with refusing("not nested: set enable_nested_tensor=False"):
             model(x, src_key_padding_mask=PADDING)
 
 
