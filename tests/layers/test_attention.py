@@ -145,3 +145,12 @@ def test_mistakes_are_one_line(name):
     call, message = ERRORS[name]
     layer = make([ph.Hyla(4)], positions=ph.Rotary())
     refused(lambda: call(layer, tokens(5)), f"^MultiHeadAttention: .*{re.escape(message)}")
+
+
+def test_an_exported_layer_takes_a_context_of_any_length_and_is_saved(tmp_path):
+    layer = ph.MultiHeadAttention(16, ph.Abstractor(2, hidden=8)).eval()
+    t, s = torch.export.Dim("t"), torch.export.Dim("s", max=512)
+    inputs, dims = (torch.randn(2, 5, 16), torch.randn(2, 9, 16)), ({1: t}, {1: s})
+    torch.export.save(torch.export.export(layer, inputs, dynamic_shapes=dims), tmp_path / "layer.pt2")
+    exported, x = torch.export.load(tmp_path / "layer.pt2").module(), torch.randn(2, 7, 16)
+    assert_close(exported(x, x + 1), layer(x, x + 1))

@@ -1,5 +1,6 @@
 """Decoding with a cache equals the pass over the whole sequence, for all heads, positions and symbols."""
 
+import copy
 import functools
 import itertools
 
@@ -217,3 +218,12 @@ def test_a_row_of_a_mask_of_pairs_hides_no_neighbours():
     cache = LayerCache()
     rows = [layer(x[:, i : i + 1], mask=mask[i : i + 1, : i + 1], cache=cache) for i in range(6)]
     assert_close(torch.cat(rows, 1), layer(x, mask=mask))
+
+
+def test_a_copy_goes_back():
+    layer, x = ph.MultiHeadAttention(16, [ph.Softmax(1), ph.Linear(1)], causal=True), torch.randn(2, 6, 16)
+    cache = Cache(1)
+    layer(x[:, :3], cache=cache[0])  # with gradients
+    before = copy.copy(cache)
+    layer(x[:, :1], cache=cache[0])
+    assert_close(layer(x[:, 3:], cache=before[0]), layer(x)[:, 3:])

@@ -176,7 +176,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """y (b t m); with `return_code` also the code of all pairs (b h t s), before dropout.
 
-        `mask` is boolean, True where a query may attend to a key, and broadcasts to (b h t s).  `bias` is added to the
+        `mask` is boolean, True where a query may attend to a key, and broadcasts to (b h t s); of pairs with t = 1, it
+        is best (t s), as `RelationalSymbols` take (b|1, 1, 1, s) for padding.  `bias` is added to the
         scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x, a context's are 0, 1, ...; with a
         `cache` and a window they must increase from token to token (padding: `Cache.expect`).  By
         default x counts from 0; if causal with a context, x ends at the position of the context's last token.  `keep`
@@ -280,14 +281,18 @@ class MultiHeadAttention(nn.Module):
 
         # An op's window counts indices and ends at the last key.  With other positions the window becomes a mask.
         window = self.window
-        is_aligned = self.causal or call.context is None or (call.t == call.s and call.num_cached == 0)
-        if window is not None and (call.positions is not None or not is_aligned):
+        # It asks for lengths only with a window: an exported model would be bound to what it asked.
+        if window is not None and (call.positions is not None or not self._is_aligned(call)):
             queries = call.query_positions()
             distances = queries[:, None, :, None] - call.all_key_positions()[:, None, None, :]
             mask = both(mask, distances.abs() < window)
             window = None
         masks = Masks(mask, self.causal, window, call.cu_seqlens)
         return LayerLimits(bias, masks, keep, has_pairs=had_pairs)
+
+    def _is_aligned(self, call: LayerCall) -> bool:
+        """Whether the last query and the last key have the same place."""
+        return self.causal or call.context is None or (call.t == call.s and call.num_cached == 0)
 
     # ------------------------------------------------------------------------------------------ the tensors of a group
     def _symbols(

@@ -158,7 +158,11 @@ class LayerCache:
         return new
 
     def __copy__(self) -> "LayerCache":
-        return copy.deepcopy(self)  # a shallow copy would share the dictionaries
+        new = self.copied()
+        new._whole, new._owner = False, None
+        if new._cross is not None:
+            new._cross = copy.copy(new._cross)
+        return new
 
     def __getstate__(self) -> dict[str, object]:
         return {**vars(self), "_whole": False, "_owner": None}  # a cache from a file meets a model that was built anew
@@ -253,7 +257,10 @@ class Cache:
             layer.reorder(rows, batch)
 
     def __copy__(self) -> "Cache":
-        return copy.deepcopy(self)
+        """A snapshot for going back: it shares tensors, which later calls replace and never change."""
+        new = type(self).__new__(type(self))
+        new.__dict__ = {**vars(self), "layers": type(self.layers)(map(copy.copy, self.layers))}
+        return new
 
     def __len__(self) -> int:
         return len(self.layers)

@@ -28,7 +28,7 @@ def linear(inputs: int, outputs: int, *, bias: bool, **placement: Unpack[Placeme
     if outputs == 0:
         layer.out_features = 0
         for name, parameter in list(layer.named_parameters()):
-            setattr(layer, name, nn.Parameter(parameter.detach()[:0], requires_grad=False))
+            setattr(layer, name, nn.Parameter(parameter.detach()[:0].clone(), requires_grad=False))
     return layer
 
 

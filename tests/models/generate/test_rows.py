@@ -143,7 +143,10 @@ def test_mistakes_are_one_line_before_the_first_step():
         (lambda: stream(model, [[1]], steps=1, top_p=2.0), "top_p must be above 0"),
         (lambda: stream(model, [[1]], steps=0), "steps must be at least 1 but is 0"),
         (lambda: stream(both, [[1]], steps=1), "the model has an encoder, so it wants a source"),
-        (lambda: stream(make(replace(BASE, **bidirectional)), [[1]], steps=1), "the model must be causal between Tokens"),
+        (
+            lambda: stream(make(replace(BASE, **bidirectional)), [[1]], steps=1),
+            "the model must be causal between Tokens",
+        ),
         (lambda: stream(make(replace(BASE, **vectors)), [[1]], steps=1), "the model must be causal between Tokens"),
         (lambda: stream(make(replace(BASE, **wide)), [[1]], steps=1), "the model knows 12 tokens but gives"),
     ):
