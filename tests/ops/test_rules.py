@@ -6,6 +6,7 @@ Kernels run in Triton's interpreter.  See "What every op promises" in docs/promi
 import functools
 import inspect
 import itertools
+import math
 
 import pytest
 import torch
@@ -184,6 +185,8 @@ def test_a_scale_is_a_number(op):
         choose(OPS[op], scaled)
     with refusing("softmax_attention: softcap must be a number but is a Tensor"):
         ops.softmax_attention(q, q, q, softcap=torch.tensor(2.0))
+    with refusing("softmax_attention: scale must be a finite number but is nan"):
+        ops.softmax_attention(q, q, q, scale=math.nan)
     with refusing("hyla: causal must be True or False but is 'no'"):
         ops.hyla(q, q, q, causal="no")
     with refusing("hyla: mask must be on cpu, as q is, but is on meta"):

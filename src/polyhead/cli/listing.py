@@ -42,7 +42,7 @@ def list_all(what: What, folders: Folders = ()) -> int:
 
     Args:
         what: recipes, figures, tasks, mechanisms, implementations, models or runs.
-        folders: For runs: folders to search, at any depth; none searches runs.
+        folders: For runs: folders to search, at any depth; without any, the folder runs.
     """
     from polyhead.scale.records import records
 

@@ -281,7 +281,7 @@ class MultiHeadAttention(nn.Module):
 
         # An op's window counts indices and ends at the last key.  With other positions the window becomes a mask.
         window = self.window
-        # It asks for lengths only with a window: an exported model would be bound to what it asked.
+        # Lengths are compared only with a window: an exported model keeps every comparison as a condition.
         if window is not None and (call.positions is not None or not self._is_aligned(call)):
             queries = call.query_positions()
             distances = queries[:, None, :, None] - call.all_key_positions()[:, None, None, :]

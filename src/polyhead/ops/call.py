@@ -219,7 +219,7 @@ class AttentionCall:
 
 # --------------------------------------------------------------------------------------------------------------- checks
 def check_scale(function: str, scale: object, softcap: object = None) -> None:
-    """Raise ValueError unless both are None or numbers, as native code and kernels take them, and `scale` is finite."""
+    """Raise ValueError for a Tensor, as native code and kernels take numbers, and for a scale that is not finite."""
     if isinstance(scale, Tensor):
         raise ValueError(f"{function}: scale must be a number but is a Tensor; multiply q by it")
     if isinstance(softcap, Tensor):

@@ -66,6 +66,18 @@ def test_a_missing_config_is_not_written_by_another_recipe(tmp_path, stopped_run
     assert not (tmp_path / "config.json").exists()
 
 
+def test_an_edited_config_without_its_digest_does_not_take_over_a_checkpoint(tmp_path, stopped_run):
+    copied(stopped_run, tmp_path)
+    config = tmp_path / "config.json"
+    values = json.loads(config.read_text())
+    del values["digest"]
+    config.write_text(json.dumps({**values, "seed": 9}))
+    before = config.read_bytes()
+    with refusing("already holds another run ("):
+        run(read_config(tmp_path), progress=False, resume=True)
+    assert config.read_bytes() == before
+
+
 def test_the_config_of_another_program_is_left_alone(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with refusing("config.json is not that of a run; choose another folder"):
