@@ -127,9 +127,9 @@ def test_the_longest_context_is_max_length(changes):
     """A model of max_length 24 reads 24 tokens and says one more."""
     model = make(replace(BASE, **changes))
     assert len(generate(model, [[1] * 20], steps=5)[0]) == 5
-    for prompt, steps in ((20, 6), (25, 1)):
+    for prompt, steps, fit in ((20, 6, 5), (25, 1, 0)):
         call = functools.partial(generate, model, [[1], [1] * prompt], steps=steps)
-        refused(call, rf"{prompt} tokens and {steps} steps more go beyond the model's context of 24 \(max_length\)$")
+        refused(call, rf"\(max_length\): after {prompt} tokens at most {fit} steps fit, but steps is {steps}$")
 
 
 def test_mistakes_are_one_line_before_the_first_step():

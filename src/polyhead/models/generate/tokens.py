@@ -213,6 +213,8 @@ def check_length(settings: config.TransformerConfig, prompt: int, steps: int) ->
     context = settings.context
     if context is None or prompt + steps - 1 <= context:
         return
+    fit = max(0, context - prompt + 1)
     raise ValueError(
-        f"generate: {prompt} tokens and {steps} steps more go beyond the model's context of {context} (max_length)"
+        f"generate: the model reads {context} tokens (max_length): after {prompt} tokens at most {fit} steps fit, "
+        f"but steps is {steps}"
     )
