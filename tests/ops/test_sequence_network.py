@@ -1,7 +1,6 @@
-"""Pooled heads with one network for a whole sequence: oracle, loops, JAX, and what would hide queries is refused."""
+"""Pooled heads with one network for a whole sequence: the oracle, JAX, and what would hide queries is refused."""
 
 import itertools
-import math
 
 import oracle
 import pytest
@@ -29,31 +28,6 @@ def test_equals_the_oracle_with_its_gradients(problem, number):
     gradients = (torch.autograd.grad(y.square().sum() + y.sum(), qkv) for y in (out, expected))
     assert_close(*gradients, rtol=1e-9, atol=1e-9)
     assert mask != "rows" or (out[0, t // 2] == 0).all()
-
-
-def test_equals_the_equation_of_the_page_in_loops():
-    """docs/mechanisms/pooled.md, number by number: one sample, no mask, the mean over keys."""
-    num_queries, num_keys, num_heads, width = 3, 4, 2, 5
-    q, k, v = (torch.randn(n, num_heads, width, dtype=torch.float64) for n in (num_queries, num_keys, num_keys))
-    a = torch.zeros(num_heads, num_queries, num_keys, dtype=torch.float64)
-    for t, s in itertools.product(range(num_queries), range(num_keys)):
-        for h in range(num_heads):
-            a[h, t, s] = q[t, h] @ k[s, h] / math.sqrt(width)
-        a[:, t, s] /= math.sqrt(a[:, t, s] @ a[:, t, s] / num_heads + 1e-6)
-
-    c = torch.zeros(num_heads, dtype=torch.float64)
-    for h, t, s in itertools.product(range(num_heads), range(num_queries), range(num_keys)):
-        c[h] += a[h, t, s] / num_keys / num_queries
-    c /= math.sqrt(c @ c / num_heads + 1e-6)
-
-    hidden = torch.zeros(num_queries, width, dtype=torch.float64)
-    for t, s, h in itertools.product(range(num_queries), range(num_keys), range(num_heads)):
-        hidden[t] += c[h] * a[h, t, s] * v[s, h] / num_keys
-    expected = torch.zeros(num_queries, num_heads, width, dtype=torch.float64)
-    for t, h, e in itertools.product(range(num_queries), range(num_heads), range(width)):
-        expected[t, h, e] = c[h] * max(hidden[t, e], 0)
-    out = ph.ops.pooled_attention(q[None], k[None], v[None], pool="mean", network="sequence")
-    assert_close(out[0], expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("pool", POOLS)
