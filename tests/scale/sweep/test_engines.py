@@ -16,7 +16,6 @@ import pytest
 
 import polyhead as ph
 from polyhead import config
-from polyhead.scale.sweep.engines import Resources
 from polyhead.scale.sweep.engines.here import Here
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.engines.slurm import Slurm, WorkerTask
@@ -116,13 +115,6 @@ def test_slurm_needs_a_login_node(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"^sweep: --slurm needs a login node of Slurm"):
         sweep([tiny("unused")], tmp_path, engine=Slurm())
-
-
-def test_the_parameters_of_a_slurm_job():
-    parameters = Slurm(Resources(cpus=3, gpus=2.0), partition="here", account="us", minutes=2).parameters
-    expected = {"timeout_min": 2, "cpus_per_task": 3, "slurm_gpus_per_node": 2, "slurm_account": "us"}
-    assert expected.items() <= parameters.items()
-    assert parameters["mem_gb"] is None  # the cluster's
 
 
 def test_a_preempted_job_lets_its_worker_save_and_is_queued_again(tmp_path, monkeypatch):
