@@ -38,7 +38,7 @@ def fill(module, weights):
 
 # ------------------------------------------------------------------------------------------ the model and its parts
 @pytest.mark.parametrize("length", [16, 1])
-def test_transformer_lm(weights, length):
+def test_the_language_model_gives_what_numpy_gives(weights, length):
     """In float64 within 1e-9: only rounding is left in float32."""
     ids = torch.randint(V, (B, length), generator=torch.Generator().manual_seed(6))
     expected = lm(ids, weights, L, H, THETA)
@@ -48,7 +48,7 @@ def test_transformer_lm(weights, length):
         close(cs336.load(state, heads=H, theta=THETA, context=CONTEXT)(ids), expected, **tolerance)
 
 
-def test_attention(weights, x):
+def test_attention_gives_what_numpy_gives(weights, x):
     """With positions of each sequence in any order, and any number of batch dimensions."""
     names = [f"{name}_proj.weight" for name in ("q", "k", "v", "output")]
     state = {name: weights[f"layers.0.attn.{name}"] for name in names}
@@ -62,7 +62,7 @@ def test_attention(weights, x):
     assert rotary(x[:, :0]).shape == (B, 0, D)
 
 
-def test_theta_and_positions():
+def test_the_seventh_argument_is_theta_and_a_block_passes_positions_on():
     """The seventh argument is theta; a block gives token positions to its attention."""
     models = [cs336.TransformerLM(11, 8, 8, 1, 2, 16, *last) for last in ((50.0,), ())]
     models += [cs336.TransformerLM(11, 8, 8, 1, 2, 16, rope_theta=50.0)]

@@ -82,7 +82,7 @@ def test_ctrl_c_saves_every_worker(long, tmp_path, monkeypatch):
     check_stopped(long, tmp_path)
 
 
-def test_ray(tiny, dying, long, tmp_path):
+def test_ray_loses_only_what_died_and_saves_after_ctrl_c(tiny, dying, long, tmp_path):
     """One cluster loses a worker and a diverged run alone, saves after Ctrl-C, and refuses what no machine has."""
     paths = []
     for run in (tiny("unused", name="bad", lr=1e38, warmup=0), dying, tiny("unused", name="fine"), long):
