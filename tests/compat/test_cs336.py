@@ -124,6 +124,7 @@ MISTAKES = {
     "RotaryPositionalEmbedding: x must be (..., t, 8) but is (5, 4)": lambda: cs336.RotaryPositionalEmbedding(
         1e4, 8, 16
     )(torch.zeros(5, 4), torch.arange(5)),
+    "softmax: dim must be in [-2, 2) for x of shape (3, 5) but is 2": lambda: textbook.softmax(torch.zeros(3, 5), 2),
     "rotary: the width must be even but is 3": lambda: textbook.rotary(torch.zeros(1, 3), torch.arange(1)),
     "rms_norm: m = 1 in x but 8 in weight (m) = (8,)": lambda: cs336.RMSNorm(8)(torch.ones(2, 1)),
 }

@@ -1,4 +1,4 @@
-"""Pooled heads with one network for a whole sequence: the oracle, JAX, and what would hide queries is refused."""
+"""Pooled heads with one network for a whole sequence: the oracle, and what would hide queries is refused."""
 
 import itertools
 
@@ -28,19 +28,6 @@ def test_equals_the_oracle_with_its_gradients(problem, number):
     gradients = (torch.autograd.grad(y.square().sum() + y.sum(), qkv) for y in (out, expected))
     assert_close(*gradients, rtol=1e-9, atol=1e-9)
     assert mask != "rows" or (out[0, t // 2] == 0).all()
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_jax_gives_the_same(problem, pool):
-    jax = pytest.importorskip("jax")
-    from polyhead import jaxside
-
-    qkv, options = problem(5, 5, mask="rows", keep=True, dtype=torch.float32)
-    expected = ph.ops.pooled_attention(*qkv, **options, pool=pool, network="sequence")
-    arrays = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
-    run = jax.jit(lambda *qkv: jaxside.pooled_attention(*qkv, **arrays, pool=pool, network="sequence"))
-    out = torch.tensor(jax.device_get(run(*(x.detach().numpy() for x in qkv))))
-    assert_close(out, expected.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_padded_batch_equals_its_sequences_one_by_one():
