@@ -1,13 +1,12 @@
 """The examples for Hugging Face run offline."""
 
-import pathlib
 import runpy
 
 import pytest
+from scripts import ROOT
 from some import some
 
 transformers = pytest.importorskip("transformers")
-EXAMPLES = pathlib.Path(__file__).parents[3] / "examples" / "huggingface"
 
 
 @pytest.fixture
@@ -15,7 +14,7 @@ def example(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    return lambda name: runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    return lambda name: runpy.run_path(str(ROOT / "examples" / "huggingface" / f"{name}.py"))["main"]
 
 
 @pytest.mark.filterwarnings("default::FutureWarning", "default::UserWarning")  # of PEFT, of what it saves
