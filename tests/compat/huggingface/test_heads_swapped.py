@@ -232,13 +232,10 @@ MISTAKES = {
         llama(name="polyhead_hyla"), [1], ph.Hyla(4)
     ),
     "GPT2LMHeadModel must have q_proj, k_proj, v_proj and o_proj in layer 0": swap(ph.Softmax(4), model=gpt),
+    "must be a list for 2 layers": lambda: transformers.AutoModelForCausalLM.from_config(
+        hf.with_heads(llama().config, [[ph.Softmax(4)]])
+    ),
 }
-
-
-def test_a_model_has_a_list_of_heads_for_each_layer():
-    held = hf.with_heads(llama().config, [[ph.Softmax(4)]])
-    with pytest.raises(ValueError, match="must be a list for 2 layers"):
-        transformers.AutoModelForCausalLM.from_config(held)
 
 
 @pytest.mark.parametrize("line", MISTAKES)
