@@ -9,6 +9,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is imported
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true")
 
 import gc
+import importlib.util
 import math
 import pathlib
 import signal
@@ -91,6 +92,15 @@ def eager():
     """`torch.compile` wraps a module, but does not compile its code."""
     with torch.compiler.set_stance("force_eager"):
         yield torch.compile
+
+
+@pytest.fixture
+def quick_jax():
+    """Programs of JAX run once in a test: optimising them would take longer than it saves."""
+    set_option = importlib.import_module("jax").config.update if importlib.util.find_spec("jax") else lambda *_: None
+    set_option("jax_disable_most_optimizations", True)
+    yield
+    set_option("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture

@@ -167,7 +167,7 @@ def test_states_and_biases_keep_their_dtype():
     bias = 1000 + torch.arange(9.0).view(1, 1, 3, 3).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         out = ops.softmax_attention(q, k, v, bias=bias, impl="reference")
-        assert relative_error(out, ops.softmax_attention(q.double(), k.double(), v.double(), bias=bias)) < 0.02
+        assert relative_error(out, ops.softmax_attention(q.double(), k.double(), v.double(), bias=bias.double())) < 0.02
         _, state = ops.linear_step(q, k, v)
         assert state.dtype == torch.float32
         assert ops.linear_step(q, k, v, 1e6 * torch.ones_like(state))[1].max() != 1e6

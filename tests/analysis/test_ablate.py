@@ -101,7 +101,7 @@ def test_a_sequence_counts_as_much_as_the_task_says(monkeypatch: pytest.MonkeyPa
     assert zero_heads(model, task, sequences=600)[-1]["drop"] == pytest.approx(-rows[-1]["drop"])
 
 
-def test_mistakes() -> None:
+def test_mistakes_are_one_line() -> None:
     model = model_of(FUZZY, ph.Linear(2))
     with refusing("zero_heads: sequences must be at least 2 but is 1"):
         zero_heads(model, FUZZY, sequences=1)

@@ -45,7 +45,7 @@ def test_the_svg_of_a_page_has_its_text_as_it_is_and_inks_of_the_theme():
     assert "fill: var(--ink, #24292f)" in text
 
 
-def test_mistakes(tmp_path):
+def test_mistakes_are_one_line(tmp_path):
     point = {"HYLA": {1: [0.5]}}
     for draw, message in (
         (lambda: figures.results({"HYLA": []}), "results: every mechanism needs at least one measured score"),

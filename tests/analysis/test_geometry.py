@@ -41,7 +41,7 @@ def test_similarity_of_mean_codes() -> None:
     assert actual == pytest.approx(np.array(expected))
 
 
-def test_mistakes() -> None:
+def test_mistakes_are_one_line() -> None:
     codes, labels = np.array([[0.0], [1.0], [2.0], [np.inf]]), np.zeros(4, int)
     for call, message in (
         (lambda: embed(codes[:3]), "embed: a map needs at least 4 codes, got 3"),

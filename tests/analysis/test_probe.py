@@ -78,7 +78,7 @@ def test_chance_is_the_same_probe_on_permuted_labels() -> None:
         ({"codes": np.full((300, 3), np.nan)}, "probe: codes must be finite but 300 of 300 are not"),
     ],
 )
-def test_mistakes(change: dict, message: str) -> None:
+def test_mistakes_are_one_line(change: dict, message: str) -> None:
     codes, labels = clouds(300, 3, 0.3)
     with refusing(message):
         run_probe(**{"codes": codes, "labels": labels, "train": slice(0, 200), "test": slice(200, 300)} | change)

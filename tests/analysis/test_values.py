@@ -120,7 +120,7 @@ def test_capture_reads_all_layers_without_dropout_and_leaves_the_modes(monkeypat
         (lambda taps: value_network(taps, 0, 0, sample=2), "sample must be an integer in [-2, 2) but is 2"),
     ],
 )
-def test_mistakes(call: Callable, message: str) -> None:
+def test_mistakes_are_one_line(call: Callable, message: str) -> None:
     with refusing(message):
         call(tap(layer(MIXED), torch.randn(2, T, DIM, dtype=torch.float64)))
 

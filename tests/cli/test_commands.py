@@ -57,7 +57,7 @@ def test_every_command_has_help_with_an_example(capsys, verb):
         ("models", ["fuzzy-hyla-1", "r2 0.949", "polyhead eval NAME"]),
     ],
 )
-def test_lists(capsys, kind, words):
+def test_lists_name_what_there_is(capsys, kind, words):
     printed = " ".join(ask(capsys, f"list {kind}").replace("│", " ").split())
     assert [word for word in words if word not in printed] == []
 

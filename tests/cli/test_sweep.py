@@ -70,13 +70,16 @@ def test_options_choose_the_engine_and_its_resources(monkeypatch, sweeps):
     monkeypatch.setattr("polyhead.scale.sweep.jobs.sweep", sweep_jobs)
     assert sweep("small --seed 0,1") == 0
     assert sweep("small --seed 0,1 --ray 10.0.0.1:6379 --gpus 0.5 --cpus 2 --workers 3") == 0
-    assert sweep("small --slurm --partition=gpu,long --account us --minutes 7 --memory 4 --again") == 0
-    local, ray, slurm = (call.kwargs for call in sweep_jobs.call_args_list)
+    assert sweep("small --slurm --partition=gpu,long --account us --minutes 7 --cpus 3 --gpus 2 --again") == 0
+    assert sweep("small --slurm --memory 4") == 0
+    local, ray, slurm, with_memory = (call.kwargs for call in sweep_jobs.call_args_list)
     assert local == {"engine": None, "workers": None, "again": False}
     assert (ray["engine"].address, ray["engine"].resources) == ("10.0.0.1:6379", Resources(cpus=2, gpus=0.5))
     assert ray["workers"] == 3
-    parameters = {"slurm_partition": "gpu,long", "slurm_account": "us", "timeout_min": 7, "mem_gb": 4.0}
+    parameters = {"slurm_partition": "gpu,long", "slurm_account": "us", "timeout_min": 7, "cpus_per_task": 3}
+    parameters |= {"slurm_gpus_per_node": 2, "mem_gb": None}  # the memory is the cluster's, unless it is asked for
     assert parameters.items() <= slurm["engine"].parameters.items()
+    assert with_memory["engine"].parameters["mem_gb"] == 4.0
     assert slurm["again"]
 
 

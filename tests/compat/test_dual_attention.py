@@ -109,7 +109,7 @@ def test_a_folder_of_the_packages_hub_class_is_read(tmp_path):
     assert_close(dual_attention.from_folder(tmp_path)(tokens), package(tokens)[0], **NEAR)
 
 
-def test_devices_dtypes_and_prefixes():
+def test_devices_and_dtypes_are_kept_and_prefixes_removed():
     state = package_model(PLAIN).state_dict()
     half = {f"_orig_mod.{key}": value.to(torch.bfloat16) for key, value in state.items()}
     model = dual_attention.load(half, PLAIN, dropout_rate=0.3)
@@ -134,7 +134,7 @@ BAD_ARGUMENTS = {
 
 
 @pytest.mark.parametrize("line", BAD_ARGUMENTS)
-def test_invalid_arguments(line):
+def test_invalid_arguments_are_one_line(line):
     with refusing(line):
         dual_attention.load({}, BAD_ARGUMENTS[line])
 
@@ -149,7 +149,7 @@ BAD_TENSORS = {
 
 
 @pytest.mark.parametrize("line", BAD_TENSORS)
-def test_invalid_state_dicts(line):
+def test_invalid_state_dicts_are_one_line(line):
     changed = {**package_model(PLAIN).state_dict(), **BAD_TENSORS[line]}
     state = {name: value for name, value in changed.items() if value is not None}
     with refusing(f"dual_attention.load: {line}" if "differ" not in line else line):

@@ -77,7 +77,7 @@ def test_there_and_back_are_the_same_bits(dtype):
             np.testing.assert_array_equal(saved[key][part], entry[part])
 
 
-def test_masks():
+def test_a_mask_of_the_tutorial_becomes_boolean_or_is_refused():
     assert from_haiku_mask(np.array([[[2, 0, -1]]])).tolist() == [[[[True, False, True]]]]
     with refusing("from_haiku_mask: mask must be (b t s) or (b 1 s) but has shape (12, 12)"):
         from_haiku_mask(np.ones((S, S), dtype=int))

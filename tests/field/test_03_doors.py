@@ -132,12 +132,6 @@ def test_masks_that_change_between_calls(name, transform):
         assert_close(run(mask)[mask.bool()], model(x, mask)[mask.bool()], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["ours", "swapped", "by name"])
-def test_symbolic_tracing_is_refused_by_torch(name):
-    with pytest.raises(torch.fx.proxy.TraceError, match=r"^[^\n]+$"):
-        torch.fx.symbolic_trace(through(name)[0])
-
-
 @pytest.mark.parametrize(
     ("transform", "error"), [("vmap", ValueError), ("make_fx", RuntimeError), ("export", RuntimeError)]
 )

@@ -7,7 +7,6 @@ import sys
 import forked
 import pytest
 from run_folders import names, same
-from tiny_runs import interrupted
 
 import polyhead as ph
 
@@ -73,13 +72,6 @@ def test_a_run_ends_with_its_result_wherever_its_output_goes(recipe, tmp_path, u
         process = forked.Process(command, stdout=stream, stderr=stream)
         assert process.wait() in (0, 1 if output == "a full device" else 0)  # 1: the table of scores was not printed
     same(tmp_path / "run", uninterrupted)
-
-
-def test_a_closed_terminal_saves(tiny, tmp_path, uninterrupted):
-    text = interrupted(tiny(tmp_path), 8, signal.SIGHUP)
-    assert text.startswith("stopped and saved at step 8")
-    ph.train.run(tiny(tmp_path), progress=False, resume=True)
-    same(tmp_path, uninterrupted)
 
 
 def test_nohup_keeps_a_run_from_the_end_of_its_terminal(tiny, tmp_path, at_step):

@@ -2,12 +2,11 @@
 
 import ast
 import io
-import pathlib
 import tokenize
 
 import pytest
+from scripts import PACKAGE
 
-PACKAGE = pathlib.Path(__file__).parents[2] / "src" / "polyhead"
 ROOMS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__")
 
 VAGUE = frozenset(

@@ -63,6 +63,6 @@ assert torch.equal(attend(q, k, v), ph.ops.linear_attention(q, k, v, causal=True
 
 
 @pytest.mark.parametrize("code", [WITHOUT_TORCH, WITH_TORCH], ids=["without torch", "with torch"])
-def test_what_is_imported(code, tmp_path):
+def test_no_step_imports_more_than_it_says(code, tmp_path):
     process = subprocess.run([sys.executable, "-W", "ignore", "-c", code, tmp_path], capture_output=True, text=True)
     assert process.returncode == 0, process.stderr

@@ -16,11 +16,8 @@ if importlib.util.find_spec("jax") is not None:
     import jax
 
     @pytest.fixture(autouse=True)
-    def _quick_compiler():
-        """Programs run once here: optimising them would take longer than it saves."""
-        jax.config.update("jax_disable_most_optimizations", True)
-        yield
-        jax.config.update("jax_disable_most_optimizations", False)
+    def _quick_compiler(quick_jax):
+        """In every test here."""
 
     @pytest.fixture
     def small_tiles(monkeypatch):

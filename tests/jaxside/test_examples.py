@@ -1,23 +1,21 @@
 """The examples of HYLA in Haiku and in Flax NNX compute what our PyTorch layer computes, and train."""
 
-import pathlib
 import runpy
 
 import numpy as np
 import pytest
 import torch
+from scripts import ROOT
 
 import polyhead as ph
 from polyhead.compat.haiku import to_state_dict
 
 jax = pytest.importorskip("jax", reason="jax is not installed (extra `jax`)")
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
-
 
 def test_hyla_in_haiku_equals_our_layer_and_trains():
     hk = pytest.importorskip("haiku", reason="dm-haiku is not installed")
-    example = runpy.run_path(str(EXAMPLES / "haiku_hyla.py"))
+    example = runpy.run_path(str(ROOT / "examples" / "haiku_hyla.py"))
     attention = hk.without_apply_rng(hk.transform(lambda *inputs: example["HylaAttention"](16, 4, name="a")(*inputs)))
     x = np.random.default_rng(0).standard_normal((2, 5, 16)).astype(np.float32)
     mask = np.array([[[1, 1, 0, 1, 1]], [[1, 0, 1, 1, 0]]])
@@ -31,7 +29,7 @@ def test_hyla_in_haiku_equals_our_layer_and_trains():
 
 def test_hyla_in_flax_equals_our_layer_and_trains():
     nnx = pytest.importorskip("flax.nnx", reason="flax is not installed")
-    example = runpy.run_path(str(EXAMPLES / "nnx_hyla.py"))
+    example = runpy.run_path(str(ROOT / "examples" / "nnx_hyla.py"))
     layer = ph.MultiHeadAttention(16, ph.Hyla(4), causal=True)
     model = example["HylaAttention"](16, 4, rngs=nnx.Rngs(0))
     model.load({name: tensor.numpy() for name, tensor in layer.state_dict().items()})

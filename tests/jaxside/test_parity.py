@@ -113,18 +113,22 @@ def test_a_window_of_any_width(impl):
     np.testing.assert_allclose(actual, jaxside.hyla(q, k, v), rtol=1e-5, atol=1e-6)
 
 
+POOLED = [("pair", "max"), ("query", "max"), *(("sequence", pool) for pool in spec.POOLS)]
+
+
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("network", ["pair", "query", "sequence"])
-def test_equal_keys_share_the_gradient_of_a_maximum(network):
-    tensors, options = make_problem(3, 4)
+@pytest.mark.parametrize(("network", "pool"), POOLED)
+def test_equal_keys_share_the_gradient_of_a_maximum_and_a_sequence_has_its_network(network, pool):
+    limits = {"mask": "rows", "keep": True} if network == "sequence" and pool != "max" else {}
+    tensors, options = make_problem(3, 4, **limits)
     tensors = [x.detach().requires_grad_() for x in tensors]
     with torch.no_grad():
         for x in tensors[1:]:
             x[:, 2] = x[:, 1]
-    options = {"network": network, "pool": "max"}
+    options |= {"network": network, "pool": pool}
     out = resolve("pooled", "reference")(*tensors, **options)
     results = run_in_jax("pooled_attention", "reference", tensors, options, torch.ones_like(out))
-    for x, y in zip(results[1:], torch.autograd.grad(out.sum(), tensors), strict=True):
+    for x, y in zip(results, (out.detach(), *torch.autograd.grad(out.sum(), tensors)), strict=True):
         np.testing.assert_allclose(x, y, rtol=0, atol=1e-12)
 
 

@@ -185,17 +185,6 @@ def test_a_table_of_offsets_has_no_rows_of_sequences():
     assert layer(x[:0], context[:0], cache=cache[0]).shape == (0, 6, 16)
 
 
-def test_symbols_by_neighbours_read_no_padding():
-    layer = ph.MultiHeadAttention(16, ph.Relational(2, symbols=ph.RelationalSymbols(count=5)), causal=True).eval()
-    x, real = torch.randn(2, 6, 16), torch.ones(2, 6, dtype=torch.bool)
-    real[1, :2] = False
-    alone = layer(x[1:, 2:])
-    cache = Cache(1)
-    cache.expect(real, x)
-    for y in (layer(x, mask=real[:, None, None]), layer(x, cache=cache[0])):
-        assert_close(y[1:, 2:], alone)
-
-
 def test_a_call_without_queries_keeps_no_context():
     layer, cache, x = ph.MultiHeadAttention(16, ph.Softmax(2)).eval(), LayerCache(), torch.randn(2, 4, 16)
     layer(x[:, :0], x + 1, cache=cache)

@@ -77,7 +77,7 @@ def test_symbols_that_are_no_tensor():
 
 
 # --------------------------------------------------------------------------------------------- widths, initial values
-def test_default_sizes():
+def test_relations_are_together_as_wide_as_the_values():
     """As many relations as heads, together as wide as the heads' values; too many are one wide."""
     for relations, expected in ((None, 6), (2, 12), (5, 4), (24, 1), (50, 1)):
         assert build(ph.Relational(4, 8, 6, relations=relations), 16, 4).relation_dim == expected

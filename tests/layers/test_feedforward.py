@@ -30,7 +30,7 @@ def randomise(module):
 
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("act", ACTS)
-def test_mlp(act, bias):
+def test_an_mlp_is_its_equation(act, bias):
     mlp = randomise(MlpLayer(6, 10, act=act, bias=bias, dtype=torch.float64))
     x = draw(2, 3, 6, seed=9)
     up, down = (mlp.up.bias, mlp.down.bias) if bias else (0, 0)
@@ -41,7 +41,7 @@ def test_mlp(act, bias):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_swiglu(bias):
+def test_swiglu_is_its_equation_and_64_divides_its_width(bias):
     swiglu = randomise(SwigluLayer(6, 10, bias, dtype=torch.float64))
     assert [tuple(layer.weight.shape) for layer in (swiglu.w1, swiglu.w2, swiglu.w3)] == [(10, 6), (6, 10), (10, 6)]
     x = draw(2, 3, 6, seed=9)

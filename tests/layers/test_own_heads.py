@@ -2,13 +2,13 @@
 
 import functools
 import json
-import pathlib
 import sys
 from dataclasses import dataclass
 
 import pytest
 import torch
 from refusals import refused
+from scripts import ROOT
 
 import polyhead as ph
 from polyhead import extensions
@@ -16,13 +16,11 @@ from polyhead.cli import main
 from polyhead.layers.heads.own import OwnHeads
 from polyhead.train import optimiser
 
-EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "extension" / "src"
-
 
 @pytest.fixture
 def cosine(monkeypatch):
     """The heads of the example, imported as somebody's own."""
-    monkeypatch.syspath_prepend(str(EXAMPLE))
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / "extension" / "src"))
     monkeypatch.setattr(extensions, "_ADDED", {sort: {} for sort in extensions.GROUPS})
     import parity_heads.recipes
 

@@ -8,7 +8,7 @@ from torch.testing import assert_close
 from polyhead import ops
 
 F64 = torch.float64
-WIDTH, HEADS, GROUPS, DIM, TOKENS = 32, 4, 2, 8, 11
+HEADS, GROUPS, DIM, TOKENS = 4, 2, 8, 11
 LIMITS = {
     "causal": {"causal": True},
     "window": {"causal": True, "window": 3},

@@ -60,7 +60,7 @@ def test_relational_symbols_by_hand(causal, include_self, normalise):
     assert_close(source.assignments(x), source.symbolic.assignments(queries))
 
 
-def test_positions_and_offsets():
+def test_symbols_of_positions_and_offsets_are_rows_of_a_table():
     x = torch.zeros(3, 4, 8)
     position = build_symbols(ph.PositionSymbols(), 5, max_length=6)
     assert_close(position(x), position.table[None, :4], atol=0, rtol=0)

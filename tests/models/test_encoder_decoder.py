@@ -144,9 +144,9 @@ def test_mistakes_are_one_line():
 
 @pytest.mark.compile
 def test_compiles_whole_for_any_length():
-    """And any feed-forward layer; heads of every kind are in test_callers.py."""
+    """And any feed-forward layer and norm; heads of every kind are in test_callers.py."""
     base = VARIANTS["softmax"]
-    encoder = replace(base.encoder, heads=base.encoder.heads[-1:], layers=1, feedforward=ph.Experts(3, 2, hidden=8))
+    encoder = replace(base.encoder, norm="rms", feedforward=ph.Experts(3, 2, hidden=8))
     settings = replace(base, layers=1, encoder=encoder, feedforward=ph.Swiglu())
     model, eager = build(settings), build(settings)
     model.compile(fullgraph=True, dynamic=True, backend="eager")

@@ -89,16 +89,17 @@ def test_many_small_parts_of_a_gradient_add_up(monkeypatch):
     assert grad.flatten().tolist() == [-300.0, 300.0]
 
 
-def test_the_likeliest_is_the_first_of_equals_and_none_where_a_logit_is_nan():
-    draw = torch.Generator().manual_seed(0)
+def test_the_likeliest_is_the_first_of_equals_and_where_a_logit_is_nan_there_is_none_and_no_loss():
+    draw, targets = torch.Generator().manual_seed(0), torch.arange(60) % 23
     x, weight = (torch.randint(-2, 3, size, generator=draw).double() for size in ((60, 3), (23, 3)))  # exact products
-    losses, guesses = chunked_guesses(x, weight, None, torch.arange(60) % 23)
+    losses, guesses = chunked_guesses(x, weight, None, targets)
     logits = x @ weight.T
     assert guesses.tolist() == [row.tolist().index(max(row)) for row in logits]
     assert any((row == row.max()).sum() > 1 for row in logits)
-    assert_close(losses, unchunked_losses((x, weight), torch.arange(60) % 23))
-    x[1] = x[4] = math.nan
-    assert (chunked_guesses(x, weight, None, torch.arange(60) % 23)[1] == -1).nonzero().flatten().tolist() == [1, 4]
+    assert_close(losses, unchunked_losses((x, weight), targets))
+    x[1, 0], x[4, 2] = math.nan, -math.nan
+    assert (chunked_guesses(x, weight, None, targets)[1] == -1).nonzero().flatten().tolist() == [1, 4]
+    assert chunked_cross_entropy(x, weight, None, targets).isnan().nonzero().flatten().tolist() == [1, 4]
 
 
 def test_no_block_is_larger_than_was_asked_or_saved(monkeypatch):

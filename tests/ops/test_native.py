@@ -248,7 +248,7 @@ def wheel(sandbox, monkeypatch, library):
     return path
 
 
-def test_the_wheel_needs_no_compiler(wheel, monkeypatch):
+def test_the_wheel_needs_no_compiler(wheel):
     q, k, v = torch.randn(3, 1, 5, 2, 4)
     expected = ops.hyla(q, k, v, impl="reference")
     assert_close(ops.hyla(q, k, v, impl="native"), expected)

@@ -62,8 +62,3 @@ MISTAKES = [
 def test_mistakes_are_one_line(inputs, message):
     with pytest.raises(ValueError, match=f"^scaled_dot_product_attention: {message}"):
         scaled_dot_product_attention(*inputs)
-
-
-def test_softmax_of_an_unknown_dim():
-    with pytest.raises(ValueError, match=r"^softmax: dim must be in \[-2, 2\) for x of shape \(3, 5\) but is 2$"):
-        softmax(torch.zeros(3, 5), 2)

@@ -1,7 +1,6 @@
-"""Pooled heads with one network for a whole sequence: oracle, loops, JAX, and what would hide queries is refused."""
+"""Pooled heads with one network for a whole sequence: the oracle, and what would hide queries is refused."""
 
 import itertools
-import math
 
 import oracle
 import pytest
@@ -29,44 +28,6 @@ def test_equals_the_oracle_with_its_gradients(problem, number):
     gradients = (torch.autograd.grad(y.square().sum() + y.sum(), qkv) for y in (out, expected))
     assert_close(*gradients, rtol=1e-9, atol=1e-9)
     assert mask != "rows" or (out[0, t // 2] == 0).all()
-
-
-def test_equals_the_equation_of_the_page_in_loops():
-    """docs/mechanisms/pooled.md, number by number: one sample, no mask, the mean over keys."""
-    num_queries, num_keys, num_heads, width = 3, 4, 2, 5
-    q, k, v = (torch.randn(n, num_heads, width, dtype=torch.float64) for n in (num_queries, num_keys, num_keys))
-    a = torch.zeros(num_heads, num_queries, num_keys, dtype=torch.float64)
-    for t, s in itertools.product(range(num_queries), range(num_keys)):
-        for h in range(num_heads):
-            a[h, t, s] = q[t, h] @ k[s, h] / math.sqrt(width)
-        a[:, t, s] /= math.sqrt(a[:, t, s] @ a[:, t, s] / num_heads + 1e-6)
-
-    c = torch.zeros(num_heads, dtype=torch.float64)
-    for h, t, s in itertools.product(range(num_heads), range(num_queries), range(num_keys)):
-        c[h] += a[h, t, s] / num_keys / num_queries
-    c /= math.sqrt(c @ c / num_heads + 1e-6)
-
-    hidden = torch.zeros(num_queries, width, dtype=torch.float64)
-    for t, s, h in itertools.product(range(num_queries), range(num_keys), range(num_heads)):
-        hidden[t] += c[h] * a[h, t, s] * v[s, h] / num_keys
-    expected = torch.zeros(num_queries, num_heads, width, dtype=torch.float64)
-    for t, h, e in itertools.product(range(num_queries), range(num_heads), range(width)):
-        expected[t, h, e] = c[h] * max(hidden[t, e], 0)
-    out = ph.ops.pooled_attention(q[None], k[None], v[None], pool="mean", network="sequence")
-    assert_close(out[0], expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_jax_gives_the_same(problem, pool):
-    jax = pytest.importorskip("jax")
-    from polyhead import jaxside
-
-    qkv, options = problem(5, 5, mask="rows", keep=True, dtype=torch.float32)
-    expected = ph.ops.pooled_attention(*qkv, **options, pool=pool, network="sequence")
-    arrays = {name: x.numpy() if isinstance(x, torch.Tensor) else x for name, x in options.items()}
-    run = jax.jit(lambda *qkv: jaxside.pooled_attention(*qkv, **arrays, pool=pool, network="sequence"))
-    out = torch.tensor(jax.device_get(run(*(x.detach().numpy() for x in qkv))))
-    assert_close(out, expected.detach(), rtol=1e-4, atol=1e-5)
 
 
 def test_a_padded_batch_equals_its_sequences_one_by_one():

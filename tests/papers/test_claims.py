@@ -65,7 +65,7 @@ def test_fewer_than_five_seeds_are_not_a_test():
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.1, YES), (-0.1, NO), (0.02, UNDECIDED), (0.0, NO_DIFFERENCE)])
-def test_the_outcomes(value, expected):
+def test_a_difference_is_yes_no_undecided_or_none(value, expected):
     spread = 0.03 if expected == UNDECIDED else 0.01
     assert outcome(five(value, spread)) == expected
     assert outcome(five(value + 1, spread), 1.0, within=0.02) == expected

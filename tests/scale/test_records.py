@@ -129,7 +129,7 @@ def test_scores_of_different_questions_have_no_best(tiny, tmp_path):
     assert records(tmp_path / "splits").best()["iid"].run.task.split_seed == 1
 
 
-def test_the_verbs(grid, capsys, monkeypatch):
+def test_list_runs_prints_the_table_and_json(grid, capsys, monkeypatch):
     folder = grid[1]
     monkeypatch.chdir(folder.parent)
     assert main(["list", "runs", "grid"]) == 0

@@ -1,14 +1,12 @@
 """The search of docs/sweeps.md: Optuna's own interface over `ph.train.run`."""
 
-import pathlib
 import re
 
 import optuna
 import pytest
+from scripts import ROOT
 
 import polyhead as ph
-
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "sweeps.md"
 
 
 @pytest.fixture
@@ -16,7 +14,8 @@ def script(monkeypatch, tmp_path, tiny):
     """The block of the page, with two trials of two steps of a small run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(ph.recipes.RECIPES, "fuzzy-hyla", lambda: tiny(None))
-    (block,) = re.findall(r"```python\n(import dataclasses.*?)```", PAGE.read_text(), re.DOTALL)
+    page = (ROOT / "docs" / "sweeps.md").read_text()
+    (block,) = re.findall(r"```python\n(import dataclasses.*?)```", page, re.DOTALL)
     return block.replace("steps=1000", "steps=2").replace("n_trials=20", "n_trials=2")
 
 

@@ -121,7 +121,7 @@ def test_extras_that_are_named_exist():
         ("json.nowhere", "x needs json: pip install 'y' (No module named 'json.nowhere')"),  # of another version
     ],
 )
-def test_one_line(module, line):
+def test_a_missing_package_is_one_line(module, line):
     with pytest.raises(MissingPackage, match=f"^{re.escape(line)}$"), optional("x", "y"):
         __import__(module)
 

@@ -58,16 +58,6 @@ def test_each_mistake_has_its_line(changes, message):
     assert str(error.value) == f"attend: {message}"
 
 
-def test_a_module_is_called_by_its_class():
-    class Layer:
-        @shaped
-        def forward(self, x: Float[Tensor, "b t m"]) -> None: ...
-
-    Layer.forward.__qualname__ = "Layer.forward"
-    with pytest.raises(ValueError, match=r"x must be \(b t m\)"):
-        Layer().forward(torch.zeros(3))
-
-
 def test_unknown_names_get_the_nearest():
     assert one_of("op", "act", "relu", spec.ACTS) == "relu"
     with pytest.raises(

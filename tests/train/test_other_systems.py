@@ -68,7 +68,7 @@ def other_system(tmp_path):
     return run
 
 
-def test_functions_and_locks(other_system):
+def test_functions_and_locks_need_no_posix(other_system):
     text = other_system("-c", USE)
     assert text.count("no native code") == 1
     assert "HYLA takes 8 to 19 times as long" in text

@@ -176,7 +176,7 @@ def test_a_batch_of_a_task_of_ones_own_is_checked_before_training(tiny, tmp_path
 
 
 # ----------------------------------------------------------------------------------------------- stopping and resuming
-@pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (7, signal.SIGTERM)])
+@pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (7, signal.SIGTERM), (7, signal.SIGHUP)])
 def test_a_signal_saves_and_the_resumed_run_is_the_same(tiny, tmp_path, uninterrupted, number, step):
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     message = interrupted(tiny(tmp_path), step + 1, number)

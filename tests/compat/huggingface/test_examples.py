@@ -1,13 +1,12 @@
 """The examples for Hugging Face run offline."""
 
-import pathlib
 import runpy
 
 import pytest
+from scripts import ROOT
 from some import some
 
 transformers = pytest.importorskip("transformers")
-EXAMPLES = pathlib.Path(__file__).parents[3] / "examples" / "huggingface"
 
 
 @pytest.fixture
@@ -15,11 +14,11 @@ def example(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path))
-    return lambda name: runpy.run_path(str(EXAMPLES / f"{name}.py"))["main"]
+    return lambda name: runpy.run_path(str(ROOT / "examples" / "huggingface" / f"{name}.py"))["main"]
 
 
 @pytest.mark.filterwarnings("default::FutureWarning", "default::UserWarning")  # of PEFT, of what it saves
-def test_adapters(example):
+def test_adapters_learn_and_merge(example):
     pytest.importorskip("peft")
     for first_loss, last_loss, difference in some(example("lora")(12).values()):
         assert last_loss < 0.95 * first_loss
@@ -35,7 +34,7 @@ def test_every_way_of_decoding_gives_the_same_text(example):
         assert len(texts.pop()) > len("one two three one two")
 
 
-def test_a_folder(example):
+def test_a_folder_is_loaded_and_trained(example):
     results = example("folder")(40)
     assert results["AutoModel"] == ((1, 8, 32), 2, (1, 4, 8, 8))
     loss_before, loss_after = results["Trainer"]
@@ -43,14 +42,14 @@ def test_a_folder(example):
 
 
 @pytest.mark.filterwarnings("default")  # of TRL and what it brings
-def test_supervised_fine_tuning(example):
+def test_supervised_fine_tuning_learns_its_answer(example):
     first_loss, last_loss, text = example("sft")(40)
     assert last_loss < 0.05 * first_loss
     assert text == "snow: white"
 
 
 @pytest.mark.filterwarnings("default")  # of the harness and what it brings
-def test_evaluation(example):
+def test_evaluation_scores_what_was_learned(example):
     scores = example("evaluate")(steps=200)
     assert scores["next_number"]["acc,none"] > 0.9  # 0.25 by chance
     assert scores["count_on"]["exact_match,none"] > 0.9

@@ -77,7 +77,7 @@ def test_beam_search_puts_the_cache_in_order(name):
     assert not torch.equal(cached[::2], generate(model, ids, attention_mask=mask))  # beams find something else
 
 
-def test_what_each_step_computes():
+def test_a_step_with_a_cache_reads_its_own_token_only():
     """With the cache only its own token; logits only of the last one."""
     model, lengths = make("softmax"), []
     hook = model.model.register_forward_pre_hook(lambda _, args: lengths.append(args[0].shape[1]))
@@ -101,7 +101,7 @@ def test_guessed_tokens_are_removed_from_the_cache():
             generate(make(name), ids, prompt_lookup_num_tokens=3)
 
 
-def test_the_cache():
+def test_a_cache_is_cropped_repeated_and_cut_to_rows():
     model, cache, sums = make("softmax"), PolyheadCache(2), PolyheadCache(2)
     cache.batch_repeat_interleave(2)  # nothing yet
     ids = tokens(2, 6)
@@ -128,7 +128,7 @@ def test_positions_are_counted_from_the_first_real_token():
         assert_close(logits[:, 4:], model(alone).logits)
 
 
-def test_several_sequences_in_one_row():
+def test_several_sequences_in_one_row_do_not_see_each_other():
     """As from the library's collators without padding: positions restart in each sequence."""
     model, (first, second) = make("dual"), (tokens(1, 4), tokens(1, 3, seed=2))
     positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2]])
@@ -155,7 +155,7 @@ def test_several_sequences_in_one_row():
         assert place_tokens("", short, None, short, None)[2].tolist() == [0, 1, 3, 4, 5]
 
 
-def test_a_mask_that_contradicts_the_cache():
+def test_a_mask_that_contradicts_the_cache_is_refused():
     """Keys in the cache keep the mask that they came with."""
     model, (_, ids, mask) = make("softmax"), ragged()
     with torch.no_grad():

@@ -69,12 +69,20 @@ def test_a_swapped_layer_is_our_own_with_its_weights(name):
         assert_close(y, layer(x, mask=mask[:, None, None]), rtol=1e-5, atol=1e-5)  # angles are float32 there
 
 
-@pytest.mark.parametrize("name", ["hyla", *RELATIONAL])
-def test_caches_and_padding_change_nothing(name):
-    model, ids = swapped(llama(), name, (0, 1)), tokens(t=9)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [*((name, {}) for name in ("hyla", *RELATIONAL)), ("relative", {"kind": "mistral", "sliding_window": 3})],
+)
+def test_caches_and_padding_change_nothing(name, options):
+    """The cache of a window forgets, so that keys are fewer than tokens."""
+    model, ids = swapped(llama(**options), name, (0, 1)), tokens(t=9)
+    config = model.config
     with torch.no_grad():
         expected = model(ids, use_cache=False).logits
-        for cache in (transformers.DynamicCache(), transformers.StaticCache(config=model.config, max_cache_len=12)):
+        for cache in (
+            transformers.DynamicCache(config=config),
+            transformers.StaticCache(config=config, max_cache_len=12),
+        ):
             assert_close(stepwise(model, ids, cache), expected, rtol=1e-9, atol=1e-9)
         ids, mask, real = padded("left")
         batch = model(ids, attention_mask=mask, position_ids=positions(mask)).logits[1:, real]
@@ -82,16 +90,6 @@ def test_caches_and_padding_change_nothing(name):
     generated = model.generate(ids, attention_mask=mask, **GREEDY)
     assert torch.equal(generated[1:, 7:], model.generate(ids[1:, real], **GREEDY)[:, 4:])
     assert torch.equal(model.generate(ids, attention_mask=mask, cache_implementation="static", **GREEDY), generated)
-
-
-def test_a_window_with_relative_symbols():
-    """The cache of a window forgets, so that keys are fewer than tokens."""
-    config = transformers.MistralConfig(**SMALL, sliding_window=3)
-    model, ids = swapped(transformers.MistralForCausalLM(config).to(F64).eval(), "relative", (0, 1)), tokens(t=9)
-    with torch.no_grad():
-        expected = model(ids, use_cache=False).logits
-    for cache in (transformers.DynamicCache(config=config), transformers.StaticCache(config=config, max_cache_len=12)):
-        assert_close(stepwise(model, ids, cache), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_new_parameters_begin_with_the_rows_of_the_values():
@@ -105,26 +103,19 @@ def test_new_parameters_begin_with_the_rows_of_the_values():
     assert torch.equal(attention.polyhead.groups[1].value.weight, attention.v_proj.weight[6:])  # of the last heads
 
 
-@pytest.mark.parametrize("name", ["hyla", "positions"])
-def test_a_swapped_model_can_be_saved_and_loaded(tmp_path, name):
-    """That it can be trained is in test_wrapped.py."""
-    model = swapped(llama(torch.float32), name)
+def mixtral():
+    sizes = SMALL | {"num_local_experts": 3, "num_experts_per_tok": 2}
+    return transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes)).eval()
+
+
+@pytest.mark.parametrize(("kind", "name"), [("Llama", "hyla"), ("Llama", "positions"), ("Mixtral", "softmax")])
+def test_a_swapped_model_can_be_saved_and_loaded(tmp_path, kind, name):
+    """Files of experts are converted by the type of the model.  That models can be trained is in test_wrapped.py."""
+    model = swapped(llama(torch.float32), name) if kind == "Llama" else hf.swap_heads(mixtral(), [0], MIXED[name])
     assert all(p.requires_grad for p in model.parameters())
     model.save_pretrained(tmp_path)
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert type(loaded).__name__ == type(model).__name__ == "PolyheadLlamaForCausalLM"
-    with torch.no_grad():
-        assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
-
-
-def test_experts_are_saved_and_loaded_with_the_heads_of_a_layer(tmp_path):
-    """Their files are converted by the type of the model."""
-    sizes = SMALL | {"num_local_experts": 3, "num_experts_per_tok": 2}
-    model = hf.swap_heads(
-        transformers.MixtralForCausalLM(transformers.MixtralConfig(**sizes)).eval(), [0], ph.Softmax(4)
-    )
-    model.save_pretrained(tmp_path)
-    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded).__name__ == type(model).__name__ == f"Polyhead{kind}ForCausalLM"
     with torch.no_grad():
         assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
     assert pickle.loads(pickle.dumps(model.config)).polyhead_heads == model.config.polyhead_heads
@@ -188,7 +179,7 @@ def test_symbols_are_never_mapped_by_the_codes_of_a_quantised_layer(kind):
     hf.swap_heads(model, None, MIXED["hyla"])
 
 
-def test_swapped_again():
+def test_heads_may_be_swapped_again():
     model, ids = llama(), tokens()
     hf.swap_heads(model, [0], MIXED["hyla"])
     hf.swap_heads(model, [-1], MIXED["positions"])
@@ -241,13 +232,10 @@ MISTAKES = {
         llama(name="polyhead_hyla"), [1], ph.Hyla(4)
     ),
     "GPT2LMHeadModel must have q_proj, k_proj, v_proj and o_proj in layer 0": swap(ph.Softmax(4), model=gpt),
+    "must be a list for 2 layers": lambda: transformers.AutoModelForCausalLM.from_config(
+        hf.with_heads(llama().config, [[ph.Softmax(4)]])
+    ),
 }
-
-
-def test_a_model_has_a_list_of_heads_for_each_layer():
-    held = hf.with_heads(llama().config, [[ph.Softmax(4)]])
-    with pytest.raises(ValueError, match="must be a list for 2 layers"):
-        transformers.AutoModelForCausalLM.from_config(held)
 
 
 @pytest.mark.parametrize("line", MISTAKES)

@@ -53,7 +53,7 @@ def test_a_saved_model_is_loaded_as_it_was(name, tmp_path):
     assert torch.equal(logits(model), built(tokens(2, 7)))  # the library filled nothing
 
 
-def test_shards_and_half_precision(tmp_path):
+def test_shards_and_half_precision_load_the_same_numbers(tmp_path):
     model = make()
     model.save_pretrained(tmp_path, max_shard_size="8KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
@@ -66,7 +66,7 @@ def test_shards_and_half_precision(tmp_path):
     assert AUTO.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
 
 
-def test_blocks_on_disk(tmp_path):
+def test_a_model_with_blocks_on_disk_computes_the_same(tmp_path):
     """Where the caller says so, and where accelerate would have them."""
     pytest.importorskip("accelerate")
     model = make("learned", layers=3)

@@ -14,7 +14,6 @@ from torch_attention import DIM, F64, B, S, T, pair
 import polyhead as ph
 from polyhead.analysis import codes
 from polyhead.compat.torch_mha import MultiheadAttention, capture, drop_in, replace
-from polyhead.train.optimiser import parameter_kinds
 
 HYLA = [ph.Softmax(2), ph.Hyla(2)]
 RELATIONAL = [ph.Softmax(2), ph.Relational(2)]
@@ -233,9 +232,3 @@ MISTAKES = {
 def test_mistakes_are_one_clear_line(line):
     with refusing(line):
         MISTAKES[line]()
-
-
-def test_our_optimiser_says_that_it_has_no_rule_for_the_maps_of_pytorch():
-    message = "optimiser: parameter 'in_proj_weight' belongs to MultiheadAttention, which has no decay rule"
-    with refusing(message):
-        parameter_kinds(MultiheadAttention(8, 2))

@@ -44,7 +44,7 @@ def test_a_draw_takes_the_token_whose_share_it_falls_into():
     assert chosen(SamplingOptions(temperature=1e-300), [0.0, 1 - 2**-53]) == [1, 1]
 
 
-def test_streams_of_rows():
+def test_a_row_has_a_stream_of_its_own():
     """A row has its own, however many rows and steps there are; the generator moves on from call to call."""
     draws = row_draws(3, 40, torch.Generator().manual_seed(0))
     assert torch.equal(draws[:1, :7], row_draws(1, 7, torch.Generator().manual_seed(0)))

@@ -12,7 +12,6 @@ from polyhead.papers.reproduce import FIGURES
 
 pytestmark = pytest.mark.usefixtures("two_seeds_are_a_test")
 
-BEST = {"hyla": 0.1, "softmax": 0.0, "linear": -0.05}
 BASELINES = {"gaussian_process": 0.3, "ceiling": 1.0}
 
 

@@ -16,7 +16,6 @@ import pytest
 
 import polyhead as ph
 from polyhead import config
-from polyhead.scale.sweep.engines import Resources
 from polyhead.scale.sweep.engines.here import Here
 from polyhead.scale.sweep.engines.local import Local
 from polyhead.scale.sweep.engines.slurm import Slurm, WorkerTask
@@ -83,7 +82,7 @@ def test_ctrl_c_saves_every_worker(long, tmp_path, monkeypatch):
     check_stopped(long, tmp_path)
 
 
-def test_ray(tiny, dying, long, tmp_path):
+def test_ray_loses_only_what_died_and_saves_after_ctrl_c(tiny, dying, long, tmp_path):
     """One cluster loses a worker and a diverged run alone, saves after Ctrl-C, and refuses what no machine has."""
     paths = []
     for run in (tiny("unused", name="bad", lr=1e38, warmup=0), dying, tiny("unused", name="fine"), long):
@@ -116,13 +115,6 @@ def test_slurm_needs_a_login_node(tiny, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match=r"^sweep: --slurm needs a login node of Slurm"):
         sweep([tiny("unused")], tmp_path, engine=Slurm())
-
-
-def test_the_parameters_of_a_slurm_job():
-    parameters = Slurm(Resources(cpus=3, gpus=2.0), partition="here", account="us", minutes=2).parameters
-    expected = {"timeout_min": 2, "cpus_per_task": 3, "slurm_gpus_per_node": 2, "slurm_account": "us"}
-    assert expected.items() <= parameters.items()
-    assert parameters["mem_gb"] is None  # the cluster's
 
 
 def test_a_preempted_job_lets_its_worker_save_and_is_queued_again(tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from polyhead.train.stop import HELD, INTERRUPTED, MISTAKE
 from polyhead.train.store.folder import FAILURE, METRICS, claim, folder_in_sweep, write_failure
 
 
-def test_all_states(tiny, tmp_path):
+def test_a_table_has_the_state_of_every_kind_of_run(tiny, tmp_path):
     runs = [tiny(None, name="r", seed=seed) for seed in range(7)]
     folders = [folder_in_sweep(run, tmp_path) for run in runs]
     finished, running, broken, stopped, waiting, elsewhere, empty = folders
