@@ -59,14 +59,14 @@ def race_model(racer: str, task: RelationalGames) -> TransformerConfig:
     return replace(config, positions=Rotary()) if "rotary" in racer else config
 
 
-def race(racer: str, seed: int, steps: int = RACE_STEPS) -> Iterator[tuple[int, float]]:
+def race(racer: str, seed: int) -> Iterator[tuple[int, float]]:
     """Train one network and yield (step, accuracy on 500 images of new shapes) every 25 steps, from step 0 on."""
     torch.manual_seed(seed)
     task = RelationalGames(GAME)
     model = Transformer(race_model(racer, task))
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
     new_shapes = task.batch("novel", 500, seed=0, step=0)
-    for step in range(steps + 1):
+    for step in range(RACE_STEPS + 1):
         if step % RACE_EVERY == 0:
             with torch.no_grad():
                 accuracy = task.metrics(model(new_shapes.inputs), new_shapes)["accuracy"].mean()

@@ -101,14 +101,14 @@ class FigureOutcome:
 
 
 # -------------------------------------------------------------------------------------------------------------- scores
-def scores_of(cells: Cells, split: str, metric: str | None = None) -> Cells:
+def scores_of(cells: Cells, split: str) -> Cells:
     """Return the estimates of all cells on a split."""
-    return cells.map(lambda cell: cell.score(split, metric))
+    return cells.map(lambda cell: cell.score(split))
 
 
-def score_table(cells: Cells, split: str, metric: str | None = None) -> Table:
+def score_table(cells: Cells, split: str) -> Table:
     """Return the estimates with a row for each condition and a column for each model, in the order of the runs."""
-    return scores_of(cells, split, metric).unstack("model", sort=False)
+    return scores_of(cells, split).unstack("model", sort=False)
 
 
 def differences(table: Table, first: Any, second: Any) -> Cells:
