@@ -70,6 +70,7 @@ def style_by_label(labels: Collection[str]) -> dict[str, Style]:
     for i, name in enumerate(names):
         styles[name] = SPARE_COLOURS[i % len(SPARE_COLOURS)], SPARE_MARKERS[i % len(SPARE_MARKERS)]
     unused = dict(STYLES)
+    # `pop` gives a style once: a longer label of the same mechanism keeps its spare style.
     for name in sorted(names, key=len):
         styles[name] = unused.pop(name.partition(" ")[0], styles[name])
     return {label: styles[label.removesuffix(UNTRAINED)] for label in labels}
@@ -342,7 +343,7 @@ def heat(
             raise ValueError(f"heat: {shape} names but values of shape {values.shape} in panel {title!r}")
     low, high = limits or _extent([values for _, values, _, _ in panels])
 
-    # A panel is as large as its names need, within bounds.
+    # A panel is as large as its names need, within bounds: 0.27 inches for a row or column.
     tall, wide = np.max([values.shape for _, values, _, _ in panels], axis=0)
     width, height = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
     count = len(panels)

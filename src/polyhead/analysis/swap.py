@@ -97,6 +97,7 @@ def controls(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict
     other = []
     for code in donor:
         num_heads = code.shape[1]
+        # An order that leaves all heads in place would be the donor's code itself, so it is drawn again.
         order = identity = torch.arange(num_heads, device=generator.device)
         while num_heads > 1 and torch.equal(order, identity):
             order = torch.randperm(num_heads, generator=generator, device=generator.device)
