@@ -304,7 +304,7 @@ def scored_splits(seed_groups: Sequence[SeedGroup]) -> list[str]:
 
 def headline_split(seed_groups: Sequence[SeedGroup]) -> str:
     """The split of the headline: the most informative one on which a finished run has a score."""
-    return next(iter(scored_splits(seed_groups) or in_order(seed_groups[0].task.splits)))
+    return (scored_splits(seed_groups) or in_order(seed_groups[0].task.splits))[0]
 
 
 def in_order(splits: Iterable[str]) -> list[str]:
