@@ -150,13 +150,6 @@ def panels(
     return drawn
 
 
-def seed_caption(cells: Iterable[Cell]) -> str:
-    """Return what a picture of `cells` shows of their seeds, for its caption."""
-    if any(len(cell.points) > 1 for cell in cells):
-        return SEED_CAPTION
-    return "one seed"
-
-
 # ----------------------------------------------------------------------------------------------------------- baselines
 def runs_of(cells: Iterable[Cell]) -> list[Run]:
     """Return the runs of all cells."""
@@ -251,13 +244,6 @@ def setting_text(cell: Cell) -> str:
     if cell.tried == 1:
         search = "one setting, no search"
     return f"learning rate {setting.lr:g}, decay {setting.weight_decay:g}, warm-up {setting.warmup} ({search})"
-
-
-def condition_text(condition: Any) -> str:
-    """Return the values of a condition on its axes, separated by commas."""
-    if isinstance(condition, tuple):
-        return ", ".join(map(str, condition))
-    return str(condition)
 
 
 # Title, split and metric (None: the task's own) of a column.

@@ -134,16 +134,16 @@ def single_head(scores: Table) -> list[Verdict]:
     first, second, *_ = sorted(scores.index)
     if first != 1:  # without runs of a single head there is no claim
         return []
-    return leads("a single head hurts", scores, second, first, f"{second} heads over 1")
+    return higher("a single head hurts", scores, second, first, f"{second} heads over 1")
 
 
 def harder(scores: Table, axis: str) -> list[Verdict]:
     """Return the claim that the score falls from the smallest to the largest value of `axis`."""
     smallest, *_, largest = sorted(scores.index)
-    return leads(f"SRAVEN gets harder with {axis}", scores, smallest, largest, f"{smallest:g} over {largest:g}")
+    return higher(f"SRAVEN gets harder with {axis}", scores, smallest, largest, f"{smallest:g} over {largest:g}")
 
 
-def leads(claim: str, scores: Table, first: Any, second: Any, words: str) -> list[Verdict]:
+def higher(claim: str, scores: Table, first: Any, second: Any, words: str) -> list[Verdict]:
     """Return the claim that each model has a higher score in row `first` than in row `second`."""
     differences = scores.loc[first] - scores.loc[second]
     return [above(claim, {f"{label(model)}, {words}": lead for model, lead in differences.items()})]
