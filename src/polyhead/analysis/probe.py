@@ -226,10 +226,7 @@ def probe_model(
 def _query_kinds(
     task: Task, queries: int, *, seed: int, device: Device
 ) -> list[tuple[str, Task, Sequence[Tensor | None]]]:
-    """The kinds of probes of a task: "query" of a row, the task to draw from, and the tokens that replace the last one.
-
-    None leaves each sequence its own last token.
-    """
+    """What varies, the task to draw from, and the tokens that replace the last one; None: each sequence has its own."""
     (batch,) = draws(task, "iid", 512, seed=seed, purpose="queries", device=device)
     distinct_tokens = batch.inputs[:, -1].unique(dim=0)
     if len(distinct_tokens) == 1:

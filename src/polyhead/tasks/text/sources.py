@@ -123,16 +123,14 @@ def _walk(root: pathlib.Path, suffixes: Collection[str], excluded: Sequence[str]
 def read_files(files: Sequence[File], held_out: float) -> Iterator[Piece]:
     """The text of the files, in order, in pieces of one split."""
     blocks = split_files(files, held_out)
-    for i, (block, split) in enumerate(blocks):
+    for (block, split), following in zip(blocks, [*blocks[1:], None], strict=True):
         with block.file.path.open("rb") as handle:
             handle.seek(block.start)
             data = handle.read(block.stop - block.start)
         if len(data) != block.stop - block.start:
             raise ValueError(f"Text: {block.file.path} became shorter while it was read")
-        is_end = True
-        if i + 1 < len(blocks):  # a document ends where the file or the split changes
-            next_block, next_split = blocks[i + 1]
-            is_end = (next_block.file, next_split) != (block.file, split)
+        # A document ends where the file or the split changes.
+        is_end = following is None or (following[0].file, following[1]) != (block.file, split)
         yield Piece(split, data, is_end, str(block.file.path))
 
 
