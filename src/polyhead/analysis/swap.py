@@ -121,7 +121,7 @@ def _rows(
     device: torch.device | str,
 ) -> list[dict[str, Any]]:
     """The scores against both rules with each of the codes, whose name or share is in `column`."""
-    function = {"code": "swap_codes", "share": "mix_codes"}[column]
+    function = "swap_codes" if column == "code" else "mix_codes"  # for errors
     check_split(task, split)
     check_number(function, "pairs", pairs, 2)
     layer = within(function, "layer", layer, len(model.blocks))

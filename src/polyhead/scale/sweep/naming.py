@@ -74,10 +74,8 @@ def groups_of(run: Run) -> dict[str, Any]:
     if not isinstance(model, TransformerConfig):
         return {}
     groups = {}
-    num_layers = model.layers
-    if not model.per_layer:
-        num_layers = 1
-    for layer in range(num_layers):
+    # Without a list per layer, the list of layer 0 is that of all layers.
+    for layer in range(model.layers if model.per_layer else 1):
         prefix = f"model.heads.{layer}" if model.per_layer else "model.heads"
         for index, group in enumerate(model.layer_heads(layer)):
             groups[f"{prefix}.{index}"] = group

@@ -267,7 +267,7 @@ def _grids(rules: Tensor, cells: Tensor, symbols: Tensor, values: int) -> Tensor
     """
     g = symbols.shape[1]
     free = _die(cells, values)  # (b g g-1 m)
-    steps = torch.tensor((*STEPS, 0, 0, 0), device=rules.device)[rules][:, None, None]
+    steps = torch.tensor((*STEPS, 0, 0, 0), device=rules.device)[rules][:, None, None]  # 0 for rules 5 to 7
     columns = torch.arange(g, device=rules.device)[:, None]
     progression = (free[:, :, :1] + columns * steps) % values
     # Sum and difference: the last symbol follows from the others.
