@@ -33,7 +33,7 @@ def test_the_reported_splits_are_not_looked_at_for_the_selection(study_of):
 
 def test_a_setting_with_fewer_finished_seeds_is_not_selected(study_of):
     study = study_of("table-a1", by_rate(0.6, 0.2))
-    finished = [p for p in study.points if p.run.seed == 0 or p.setting.lr < 2e-3]
+    finished = [p for p in study.points if p.run.seed == 0 or p.run.train.lr < 2e-3]
     cells = replace(study, points=tuple(finished)).cells("model", task="fuzzy")
     assert {cell.setting.lr for cell in cells} == {1e-3}
     assert {len(cell.points) for cell in cells} == {2}

@@ -66,13 +66,14 @@ def zero_heads(
 def _scores(
     model: Transformer, task: Task, batches: Sequence[Batch], layer: int = 0, factors: Float[Tensor, " h"] | None = None
 ) -> Tensor:
-    """The metric of each sequence (b), on the CPU.  `factors`: of the code in `layer`, by head."""
+    """The metric of each sequence (b), on the CPU.  `factors`: what multiplies the code in `layer`, by head."""
     scores = []
     for batch in batches:
         keep: list[Tensor | None] = [None] * len(model.blocks)
         if factors is not None:
             t = model.length(batch.inputs)
-            keep[layer] = factors.to(next(model.parameters()))[None, :, None, None].expand(1, len(factors), t, t)
+            by_head = factors.to(next(model.parameters()))[:, None, None]
+            keep[layer] = by_head.expand(1, len(factors), t, t)  # the same for all pairs of tokens
         outputs = predict(model, task, batch, keep=keep).float()
         scores.append(task.metrics(outputs, batch)[task.metric].cpu())
     return torch.cat(scores).double()

@@ -44,12 +44,7 @@ def one_panel(width: float, height: float) -> tuple["Figure", "Axes"]:
 
 
 def panel_grid(
-    rows: int,
-    columns: int,
-    size: Size = (2.4, 2.3),
-    *,
-    sharex: bool = False,
-    sharey: bool = False,
+    rows: int, columns: int, size: Size = (2.4, 2.3), *, sharex: bool = False, sharey: bool = False
 ) -> tuple["Figure", list["Axes"]]:
     """A figure, and its panels row by row.  `size`: width and height of a panel in inches."""
     figure = blank(size[0] * columns, size[1] * rows)

@@ -82,6 +82,7 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
 
 def for_model(model: nn.Module, batch: Batch) -> Batch:
     """The batch on the model's device, its inputs in the model's dtype if they are floats."""
+    # A model without any counts as one on the CPU, of the default dtype.
     parameter = next((p for p in model.parameters() if p.is_floating_point()), torch.empty(0))
     batch = batch.to(parameter.device)
     for name in ("inputs", "source"):

@@ -354,12 +354,12 @@ def above(
     return judge([Verdict(claim, tuple(tested), family)])[0]
 
 
-def no_difference(claim: str, parts: Mapping[str, Estimate], within: float = WITHIN, *, family: str = "") -> Verdict:
-    """Return the claim that all of `parts` are 0, judged alone; less than `within` counts as 0."""
+def no_difference(claim: str, parts: Mapping[str, Estimate], *, family: str = "") -> Verdict:
+    """Return the claim that all of `parts` are 0, judged alone; less than `WITHIN` counts as 0."""
     tested = []
     for name, estimate in parts.items():
         # Either direction refutes the claim, so the numbers choose it.
-        tested.append(Part(name, estimate, within=within, is_equivalence=True, sides=2))
+        tested.append(Part(name, estimate, within=WITHIN, is_equivalence=True, sides=2))
     return judge([Verdict(claim, tuple(tested), family)])[0]
 
 

@@ -70,6 +70,7 @@ def style_by_label(labels: Collection[str]) -> dict[str, Style]:
     for i, name in enumerate(names):
         styles[name] = SPARE_COLOURS[i % len(SPARE_COLOURS)], SPARE_MARKERS[i % len(SPARE_MARKERS)]
     unused = dict(STYLES)
+    # `pop` gives a style once: a longer label of the same mechanism keeps its spare style.
     for name in sorted(names, key=len):
         styles[name] = unused.pop(name.partition(" ")[0], styles[name])
     return {label: styles[label.removesuffix(UNTRAINED)] for label in labels}
@@ -302,13 +303,7 @@ def _shared_legend(figure: "Figure", grid: Sequence["Axes"], order: Sequence[str
     ordered = list(map(handles.__getitem__, order))
     for legend_columns in range(min(2 * columns, len(order)), 0, -1):
         legend = figure.legend(
-            ordered,
-            order,
-            loc="outside lower center",
-            frameon=False,
-            fontsize=8,
-            labelcolor=INK,
-            ncols=legend_columns,
+            ordered, order, loc="outside lower center", frameon=False, fontsize=8, labelcolor=INK, ncols=legend_columns
         )
         if legend_columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
             return
@@ -342,7 +337,7 @@ def heat(
             raise ValueError(f"heat: {shape} names but values of shape {values.shape} in panel {title!r}")
     low, high = limits or _extent([values for _, values, _, _ in panels])
 
-    # A panel is as large as its names need, within bounds.
+    # A panel is as large as its names need, within bounds: 0.27 inches for a row or column.
     tall, wide = np.max([values.shape for _, values, _, _ in panels], axis=0)
     width, height = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
     count = len(panels)
@@ -353,14 +348,9 @@ def heat(
 
     colour_map = "RdBu_r" if low < 0 < high else "cividis"
     for axes, (title, values, rows, names) in zip(grid, panels, strict=False):
-        image = axes.imshow(
-            np.ma.masked_invalid(values),
-            colour_map,
-            aspect="auto",
-            interpolation="none",  # in an SVG one pixel a cell
-            vmin=low,
-            vmax=high,
-        )
+        cells = np.ma.masked_invalid(values)
+        # Without interpolation an SVG has one pixel a cell.
+        image = axes.imshow(cells, colour_map, aspect="auto", interpolation="none", vmin=low, vmax=high)
         axes.set_yticks(range(len(rows)), rows)
         axes.set_xticks(range(len(names)), names, rotation=90 if max(map(len, names)) > 3 else 0)
         axes.tick_params(length=0, labelsize=7, labelcolor=INK)
@@ -401,15 +391,8 @@ def _write_numbers(axes: "Axes", values: Array, image: Any) -> None:
         is_light = 0.3 * red + 0.59 * green + 0.11 * blue > 0.5
         # ".25" and "−.25", without a zero before the point; + 0.0 turns -0.0 into 0.0.
         digits = f"{round(value, 2) + 0.0:.2f}".removeprefix("0").replace("-0.", "−.").replace("-", "−")
-        text = axes.text(
-            column,
-            row,
-            digits,
-            ha="center",
-            va="center",
-            fontsize=6,
-            color="black" if is_light else "white",  # a cell's colour is that of no theme
-        )
+        colour = "black" if is_light else "white"  # fixed, as the colours of cells are: they follow no theme
+        text = axes.text(column, row, digits, ha="center", va="center", fontsize=6, color=colour)
         text.set_in_layout(False)  # the text is inside the axes; measuring it would be slow
 
 
@@ -448,16 +431,10 @@ def _draw_classes(axes: "Axes", points: Array, values: Array, names: Mapping[int
     colours = (*COLOURS.values(), *SPARE_COLOURS[:3])
     for value in np.unique(values).tolist():
         x, y = points[values == value].T
-        axes.scatter(
-            x,
-            y,
-            s=9,
-            color=colours[value % len(colours)],
-            marker=SPARE_MARKERS[value // len(colours) % len(SPARE_MARKERS)],
-            linewidths=0,
-            label=names.get(value, f"class {value}"),
-            rasterized=True,
-        )
+        colour = colours[value % len(colours)]
+        marker = SPARE_MARKERS[value // len(colours) % len(SPARE_MARKERS)]
+        name = names.get(value, f"class {value}")
+        axes.scatter(x, y, s=9, color=colour, marker=marker, linewidths=0, label=name, rasterized=True)
     if names:
         axes.legend(
             loc="upper center",

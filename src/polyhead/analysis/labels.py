@@ -57,17 +57,19 @@ def distinct(batch: Batch) -> Array:
 
     A small task repeats its sequences.  Copies have the same code and labels: in a test set they are no new evidence.
     """
-    read = []
+    parts = []
     for array in (batch.inputs, batch.source, batch.mask):
         if array is not None:
-            read.append(as_array(array.flatten(1)).astype(float))
-    return np.sort(np.unique(np.concatenate(read, axis=1), axis=0, return_index=True)[1])
+            parts.append(as_array(array.flatten(1)).astype(float))
+    _, first_indices = np.unique(np.concatenate(parts, axis=1), axis=0, return_index=True)
+    return np.sort(first_indices)
 
 
 def unreadable(task: Task) -> str:
     """Why no probe of the last token's code can be scored on unseen tasks; "" if one can."""
     name = task.name.replace("_", " ")
-    if task.source is not None or isinstance(task.ends[1], Classes):
+    _, outputs = task.ends
+    if task.source is not None or isinstance(outputs, Classes):
         return f"{name} has no token that stands for what is asked"
     if "compositional" not in task.splits:
         return f"{name} has no split compositional, only {', '.join(task.splits)}"
@@ -85,7 +87,10 @@ def views(task: Task) -> dict[str, tuple[Task, Pairs]]:
     (False, ((-1, 27), (-1, 31)))
     """
     unpermuted = with_field(task, "permuted", False)
-    return {name: (task if name == "self" else unpermuted, pairs) for name, pairs in task.pairs.items()}
+    task_and_pairs = {}
+    for name, pairs in task.pairs.items():
+        task_and_pairs[name] = (task if name == "self" else unpermuted, pairs)
+    return task_and_pairs
 
 
 def with_field(task: Task, name: str, value: Any) -> Any:

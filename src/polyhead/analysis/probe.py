@@ -211,30 +211,37 @@ def probe_model(
     check_number("probe", "queries", queries, 0)
     rows: list[Row] = []
     for view, (drawn, _) in views(task).items():
-        (batch,) = draws(drawn, "iid", max(queries, 2), seed=seed, purpose="queries", device=device)
-        tokens = batch.inputs[:, -1]
-        (vocabulary_batch,) = draws(drawn, "iid", 512, seed=seed, purpose="queries", device=device)
-        distinct_tokens = vocabulary_batch.inputs[:, -1].unique(dim=0)
-        has_one_query = len(distinct_tokens) == 1
-        if not tokens.is_floating_point():  # a vocabulary: a few draws may be equal
-            tokens = distinct_tokens
-        one_context = with_field(drawn, "inputs", "fixed_context")
-        # What varies between sequences, the task to draw from, and the queries that replace the last token.
-        kinds: list[tuple[str, Task, Sequence[Tensor | None]]]
-        kinds = [("fixed" if has_one_query else "varies", drawn, [None])]
-        if one_context != drawn and not has_one_query:
-            kinds.append(("alone", one_context, [None]))
-        if queries and not has_one_query:
-            kinds.append(("fixed", drawn, list(tokens[:queries])))
-        for kind, source, query_tokens in kinds:
+        for kind, source, query_tokens in _query_kinds(drawn, queries, seed=seed, device=device):
             probes = []
             for query in query_tokens:
                 layer_rows = _probe_query(model, source, view, query, sequences=sequences, seed=seed, device=device)
                 probes.append(layer_rows)
+            # One row for each layer and target: the mean over the queries.
             for of_queries in zip(*probes, strict=True):
                 f1, chance = np.mean([(row["f1"], row["chance"]) for row in of_queries], axis=0).tolist()
                 rows.append({**of_queries[0], "query": kind, "f1": f1, "chance": chance})
     return rows
+
+
+def _query_kinds(
+    task: Task, queries: int, *, seed: int, device: Device
+) -> list[tuple[str, Task, Sequence[Tensor | None]]]:
+    """What varies, the task to draw from, and the tokens that replace the last one; None: each sequence has its own."""
+    (batch,) = draws(task, "iid", 512, seed=seed, purpose="queries", device=device)
+    distinct_tokens = batch.inputs[:, -1].unique(dim=0)
+    if len(distinct_tokens) == 1:
+        return [("fixed", task, [None])]
+    kinds: list[tuple[str, Task, Sequence[Tensor | None]]] = [("varies", task, [None])]
+    one_context = with_field(task, "inputs", "fixed_context")
+    if one_context != task:
+        kinds.append(("alone", one_context, [None]))
+    if queries:
+        tokens = distinct_tokens
+        if tokens.is_floating_point():  # in the order of the draws; of a vocabulary a few draws may be equal
+            (batch,) = draws(task, "iid", max(queries, 2), seed=seed, purpose="queries", device=device)
+            tokens = batch.inputs[:, -1]
+        kinds.append(("fixed", task, list(tokens[:queries])))
+    return kinds
 
 
 def _probe_query(
@@ -303,8 +310,8 @@ def probe_layers(
 
     # Sequences, not pairs, are divided: pairs of one sequence share their inputs.
     y = np.concatenate(labels_of_batches)
-    is_tested = np.arange(len(y)) >= len(y) - portion(test, len(y))
-    is_tested = np.broadcast_to(is_tested.reshape(-1, *[1] * (y.ndim - 1)), y.shape)
+    is_tested = np.zeros(y.shape, dtype=bool)
+    is_tested[len(y) - portion(test, len(y)) :] = True
     has_label = y >= 0
     train, held_out = ~is_tested[has_label], is_tested[has_label]
     rows = []

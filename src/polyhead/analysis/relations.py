@@ -64,7 +64,9 @@ def look(model: nn.Module, batch: Batch, *, sample: int = 0, task: Task | None =
 
 def _layer(model: nn.Module, batch: Batch, taps: Taps, number: int, task: Task | None) -> LayerLook:
     stack, _, index = taps.name.rpartition(" ")  # "encoder 0" in an encoder-decoder
-    name = f"{stack or 'layer'} {int(index) + 1 if index.isdigit() else number + 1}"
+    if index.isdigit():
+        number = int(index)
+    name = f"{stack or 'layer'} {number + 1}"
     queries, keys = taps.groups[0].q.shape[1], taps.groups[0].k.shape[1]
     rows, receivers = _tokens(model, batch, queries, task, source=stack == "encoder")
     columns, senders = _tokens(model, batch, keys, task, source=stack in ("encoder", "cross"))

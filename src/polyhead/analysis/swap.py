@@ -97,6 +97,7 @@ def controls(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict
     other = []
     for code in donor:
         num_heads = code.shape[1]
+        # An order that leaves all heads in place would be the donor's code itself, so it is drawn again.
         order = identity = torch.arange(num_heads, device=generator.device)
         while num_heads > 1 and torch.equal(order, identity):
             order = torch.randperm(num_heads, generator=generator, device=generator.device)
@@ -120,7 +121,7 @@ def _rows(
     device: torch.device | str,
 ) -> list[dict[str, Any]]:
     """The scores against both rules with each of the codes, whose name or share is in `column`."""
-    function = {"code": "swap_codes", "share": "mix_codes"}[column]
+    function = "swap_codes" if column == "code" else "mix_codes"  # for errors
     check_split(task, split)
     check_number(function, "pairs", pairs, 2)
     layer = within(function, "layer", layer, len(model.blocks))

@@ -41,7 +41,9 @@ class ValueNetwork(list[Tensor]):
     def __call__(self, x: Float[Tensor, "... _"]) -> Float[Tensor, "... m"]:
         function = activation(self.act)
         for i, (matrix, bias) in enumerate(zip(self, self.biases, strict=True)):
-            x = (x if i == 0 else function(x)) @ matrix.mT + bias
+            if i > 0:
+                x = function(x)
+            x = x @ matrix.mT + bias
         return x
 
 
@@ -96,9 +98,11 @@ def _per_head(heads: GroupTaps) -> tuple[Float[Tensor, "h e _"], Float[Tensor, "
 
 
 def _sums(heads: GroupTaps, a: Float[Tensor, " h"]) -> ValueNetwork:
+    """The value network of heads whose output is the sum of code `a` times value."""
     w_value, b_value, w_out = _per_head(heads)
-    scaled = a[:, None, None].to(w_out.dtype) * w_out
+    scaled = a[:, None, None].to(w_out.dtype) * w_out  # (h m e): a_h W_out_h
     if heads.kind in ("softmax", OWN) or heads.act == "identity":
+        # Nothing stands between the two maps, so they are one matrix.
         matrix = torch.einsum("h m e, h e c -> m c", scaled, w_value)
         return ValueNetwork([matrix], [torch.einsum("h m e, h e -> m", scaled, b_value)], "identity")
     wide = scaled.transpose(0, 1).flatten(1)  # (m, h e)
@@ -106,10 +110,10 @@ def _sums(heads: GroupTaps, a: Float[Tensor, " h"]) -> ValueNetwork:
 
 
 def _hyla(heads: GroupTaps, a: Float[Tensor, " h"]) -> ValueNetwork:
+    """The value network of HYLA: each matrix is the sum of those of the heads, weighted by the code `a`."""
     w_value, b_value, w_out = _per_head(heads)
     a = a.to(w_out.dtype)
-    first, last = torch.einsum("h, h e m -> e m", a, w_value), torch.einsum("h, h m e -> m e", a, w_out)
-    matrices = [first, last]
+    matrices = [torch.einsum("h, h e m -> e m", a, w_value), torch.einsum("h, h m e -> m e", a, w_out)]
     if heads.value_weight is not None:
         matrices.insert(1, torch.einsum("h, h e c -> e c", a, heads.value_weight))
     biases = [a @ b_value]

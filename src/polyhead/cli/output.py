@@ -3,6 +3,7 @@
 Everything passes `escape`, because names and messages may come from a stranger's file.
 """
 
+import itertools
 import json
 import os
 import shutil
@@ -103,13 +104,14 @@ def write_table(title: str, rows: Sequence[Row], note: str = "") -> None:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1
 
-    has_tall_cells = any("\n" in str(value) for row in rows for value in row.values())
+    texts = [list(map(_cell, row.values())) for row in rows]
+    has_tall_cells = any("\n" in text for text in itertools.chain(*texts))
     table = Table(title=escape(title), title_justify="left", show_lines=has_tall_cells)
     for name in rows[0] if rows else ():
         is_number = all(isinstance(row[name], (int, float)) for row in rows)
         table.add_column(escape(str(name)), justify="right" if is_number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+    for cells in texts:
+        table.add_row(*cells)
     width = None if sys.stdout.isatty() else WIDTH
     Terminal(width=width, markup=False, highlight=False, emoji=False).print(table)
     if note:

@@ -91,11 +91,11 @@ def configure(
     """Return the runs of a recipe with each of the `combinations` of fields and of `heads`, and the other options."""
     from polyhead.papers.recipes import reseeded
 
-    defaults, text = resolve(verb, recipe, scale)
+    defaults, help_text = resolve(verb, recipe, scale)
     if make_options is None:
         make_options = training_options()
     runs: list[Run] = []
-    options = make_options(defaults[0])
+    options = make_options(defaults[0])  # their defaults, if no words change them
     for head_word in heads:
         bases = defaults
         if head_word is not None:
@@ -106,7 +106,7 @@ def configure(
                 continue
             changed = []
             for base in bases:
-                options = parse_fields(make_options(base), words, f"polyhead {verb} {recipe}", text)
+                options = parse_fields(make_options(base), words, f"polyhead {verb} {recipe}", help_text)
                 run = options.run
                 if run.task != base.task:
                     run = files.fit_model(run, base)
@@ -197,10 +197,7 @@ def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = 
     name = one_of(f"polyhead {verb}", "recipe", recipe, recipes)
     if scale is None and name in STUDIES:
         scale = default_scale(name)
-    arguments = []
-    if scale is not None:
-        arguments.append(scale)
-    runs = recipes[name](*arguments)
+    runs = recipes[name]() if scale is None else recipes[name](scale)
     help_text = inspect.getdoc(recipes[name]) or ""
     if isinstance(runs, (list, tuple)):
         return list(runs), help_text

@@ -6,7 +6,6 @@ trained models are those of the main test of docs/results/protocol.md: five spli
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import torch
 
 from polyhead.analysis.labels import mechanism_label
-from polyhead.config import Disentangled, Relational, Rotary, Softmax, TransformerConfig
+from polyhead.config import Disentangled, Mechanism, Relational, Rotary, Softmax, TransformerConfig
 from polyhead.models.transformer import Transformer
 from polyhead.pages.document import figure_as_svg, render
 from polyhead.tasks import FuzzyLogic, RelationalGames
@@ -53,20 +52,23 @@ Scores = dict[tuple[str, str], list[float]]
 
 def race_model(racer: str, task: RelationalGames) -> TransformerConfig:
     """The network of a racer: two layers, width 64, four heads."""
-    mixtures = {"softmax + relational": Relational(2), "softmax + disentangled": Disentangled(2)}
-    heads = [Softmax(2), mixtures[racer]] if racer in mixtures else [Softmax(4)]
-    config = TransformerConfig(*task.ends, dim=64, layers=2, heads=heads)
-    return replace(config, positions=Rotary()) if "rotary" in racer else config
+    heads: list[Mechanism] = [Softmax(4)]
+    if racer == "softmax + relational":
+        heads = [Softmax(2), Relational(2)]
+    elif racer == "softmax + disentangled":
+        heads = [Softmax(2), Disentangled(2)]
+    positions = Rotary() if racer == "softmax, rotary positions" else None
+    return TransformerConfig(*task.ends, dim=64, layers=2, heads=heads, positions=positions)
 
 
-def race(racer: str, seed: int, steps: int = RACE_STEPS) -> Iterator[tuple[int, float]]:
+def race(racer: str, seed: int) -> Iterator[tuple[int, float]]:
     """Train one network and yield (step, accuracy on 500 images of new shapes) every 25 steps, from step 0 on."""
     torch.manual_seed(seed)
     task = RelationalGames(GAME)
     model = Transformer(race_model(racer, task))
     optimiser = torch.optim.AdamW(model.parameters(), lr=2e-3)
     new_shapes = task.batch("novel", 500, seed=0, step=0)
-    for step in range(steps + 1):
+    for step in range(RACE_STEPS + 1):
         if step % RACE_EVERY == 0:
             with torch.no_grad():
                 accuracy = task.metrics(model(new_shapes.inputs), new_shapes)["accuracy"].mean()
@@ -145,9 +147,10 @@ def draw_scores(scores: Scores) -> "Figure":
 def page(curves: dict[str, dict[str, Curve]], scores: Scores) -> str:
     """One HTML page that needs nothing else: both pictures, three sentences, and the numbers in tables."""
     num_seeds = len(curves[RACERS[0]])
+    networks = "1 network" if num_seeds == 1 else f"{num_seeds} networks"
     race_caption = (
         "The game between: accuracy on shapes that training never showed. "
-        f"Mean and range over {num_seeds} network{'s' * (num_seeds > 1)} of each kind of heads."
+        f"Mean and range over {networks} of each kind of heads."
     )
     race_rows = []
     for racer, by_seed in curves.items():

@@ -101,14 +101,14 @@ class FigureOutcome:
 
 
 # -------------------------------------------------------------------------------------------------------------- scores
-def scores_of(cells: Cells, split: str, metric: str | None = None) -> Cells:
+def scores_of(cells: Cells, split: str) -> Cells:
     """Return the estimates of all cells on a split."""
-    return cells.map(lambda cell: cell.score(split, metric))
+    return cells.map(lambda cell: cell.score(split))
 
 
-def score_table(cells: Cells, split: str, metric: str | None = None) -> Table:
+def score_table(cells: Cells, split: str) -> Table:
     """Return the estimates with a row for each condition and a column for each model, in the order of the runs."""
-    return scores_of(cells, split, metric).unstack("model", sort=False)
+    return scores_of(cells, split).unstack("model", sort=False)
 
 
 def differences(table: Table, first: Any, second: Any) -> Cells:
@@ -148,13 +148,6 @@ def panels(
         in_panel = rows.droplevel(0)
         drawn.append((title(value), curves(scores_of(in_panel, split), label), levels(in_panel)))
     return drawn
-
-
-def seed_caption(cells: Iterable[Cell]) -> str:
-    """Return what a picture of `cells` shows of their seeds, for its caption."""
-    if any(len(cell.points) > 1 for cell in cells):
-        return SEED_CAPTION
-    return "one seed"
 
 
 # ----------------------------------------------------------------------------------------------------------- baselines
@@ -251,13 +244,6 @@ def setting_text(cell: Cell) -> str:
     if cell.tried == 1:
         search = "one setting, no search"
     return f"learning rate {setting.lr:g}, decay {setting.weight_decay:g}, warm-up {setting.warmup} ({search})"
-
-
-def condition_text(condition: Any) -> str:
-    """Return the values of a condition on its axes, separated by commas."""
-    if isinstance(condition, tuple):
-        return ", ".join(map(str, condition))
-    return str(condition)
 
 
 # Title, split and metric (None: the task's own) of a column.

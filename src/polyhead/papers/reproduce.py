@@ -63,7 +63,7 @@ def reproduce(
 
     # Ahead of any training: what would lose its results.
     check_extra()
-    check(target / RESULTS)
+    check_format(target / RESULTS)
     check_folder("reproduce", target)
     from polyhead.papers.page import write_all  # needs the extra
 
@@ -92,7 +92,7 @@ def check_extra() -> None:
     del jinja2, matplotlib, pandas, scipy
 
 
-def check(path: pathlib.Path) -> None:
+def check_format(path: pathlib.Path) -> None:
     """Raise a ValueError if `path` exists in another format: results of another version are not overwritten."""
     if not path.exists():
         return
@@ -205,7 +205,7 @@ def redraw(
     if not path.is_file():
         raise ValueError(f"reproduce: {path} does not exist; give the folder of a figure, or its {RESULTS}")
     target = pathlib.Path(folder or path.parent)
-    check(path)
+    check_format(path)
     check_extra()
     from polyhead.papers.page import write_all  # needs the extra
 

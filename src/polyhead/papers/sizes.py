@@ -50,8 +50,9 @@ class Scale:
     final: float = 0.1
     dropout: float = 0.0
     act: str = "swiglu"
-    """The activation of feed-forward layers in the dual-attention study; `norm_order`: of its transformers."""
+    """The activation of feed-forward layers; only the dual-attention study and language models read it."""
     norm_order: str = "pre"
+    """Of the transformers of the dual-attention study."""
 
     def grid(self) -> tuple[Setting, ...]:
         """All settings of the grid."""
@@ -95,8 +96,8 @@ def with_seeds(shape: Size, scale: str, seeds: int) -> Size:
 
 def training(shape: Scale, setting: Setting, splits: tuple[str, ...]) -> Train:
     """The training of a run of this size, scored on `splits` after every quarter; a very short one after every half."""
-    short = shape.steps <= 8
-    every = max(shape.steps // (2 if short else 4), 1)
+    is_very_short = shape.steps <= 8
+    every = max(shape.steps // (2 if is_very_short else 4), 1)
     return Train(
         steps=shape.steps,
         batch_size=shape.batch_size,
@@ -110,5 +111,5 @@ def training(shape: Scale, setting: Setting, splits: tuple[str, ...]) -> Train:
         eval_batches=shape.eval_batches,
         eval_every=every,
         log_every=max(shape.steps // 60, 1),
-        save_every=shape.steps if short else every,
+        save_every=shape.steps if is_very_short else every,
     )

@@ -97,18 +97,14 @@ class FinishedRun:
     """One finished run.
 
     `courses`: the scores of its main metric during training, by split and optimiser step, and its `TRAINING_LOSS` at
-    the last one, where the run's folder is gone; None: they are in the folder.  `text`: the fingerprint of its text,
-    likewise.
+    the last one, where the run's folder is gone; None: they are in the folder.  `text`: the fingerprint of the text on
+    which it trained, where the folder is gone.
     """
 
     run: Run
     result: Result
     courses: Mapping[str, Mapping[int, float]] | None = None
     text: str | None = None
-
-    @property
-    def setting(self) -> Setting:
-        return setting_of(self.run)
 
     def score(self, split: str, metric: str | None = None) -> float:
         name = metric or self.run.task.metric
@@ -249,7 +245,7 @@ class Study:
             coordinates = self.paper.coordinates(point.run)
             if task in (None, coordinates["task"]):
                 condition = tuple(map(coordinates.get, axes))
-                runs.setdefault(condition, {}).setdefault(point.setting, []).append(point)
+                runs.setdefault(condition, {}).setdefault(setting_of(point.run), []).append(point)
         return runs
 
     def cells(self, *axes: str, task: str | None = None) -> "Series":

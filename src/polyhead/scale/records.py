@@ -255,6 +255,7 @@ def sorted_by_settings(runs: Sequence[Run], folders: Sequence[pathlib.Path]) -> 
 
     def key(index: int) -> tuple[object, ...]:
         values: list[tuple[float | int, str]] = []
+        # Texts come after all numbers: the two cannot be compared.
         for value in settings[index].values():
             values.append((value, "") if isinstance(value, int | float) else (math.inf, str(value)))
         return folders[index].parent, runs[index].name, values

@@ -87,9 +87,7 @@ def nearest(vectors: Float[Tensor, "b t c"], objects: Float[Tensor, "n c"]) -> I
 
 @shaped
 def card_pairs(
-    training: Int[Tensor, "n 3"],
-    labels: Float[Tensor, "n"],
-    triples: Int[Tensor, "b 3"],
+    training: Int[Tensor, "n 3"], labels: Float[Tensor, "n"], triples: Int[Tensor, "b 3"]
 ) -> Float[Tensor, "b"]:
     """Answers of `known_pairs` on SET: 1 if it calls a triple (cards by number) a set, 0.5 if it guesses, else 0.
 

@@ -71,7 +71,9 @@ class PairwiseOrder(Classification):
     def pairs_of(self, split: str) -> Tensor:
         """The pairs (n 2) of a split."""
         pairs = _pairs(self.objects, self.split_seed)[check_split(self, split)]
-        return pairs[: self.examples if split == "train" else None].clone()
+        if split == "train":
+            pairs = pairs[: self.examples]
+        return pairs.clone()
 
     def vectors(self) -> Float[Tensor, "n c"]:
         """The objects (n c) in their order."""

@@ -30,12 +30,6 @@ def pick_device(name: str) -> torch.device:
     return torch.device(present[0] if name == "auto" else name)
 
 
-def be_deterministic() -> None:
-    """Use only deterministic algorithms in this process from now on; an op without one raises."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-
-
 def seed(device: torch.device, number: int) -> None:
     """Seed the generator of `device` as `torch.manual_seed(number)` does.
 
@@ -99,8 +93,9 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
     try:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
-        if config.deterministic:
-            be_deterministic()
+        if config.deterministic:  # an op without a deterministic algorithm raises
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
         # TF32 rounds the inputs of products, on some GPUs only: results would depend on the machine.
         torch.backends.cuda.matmul.fp32_precision = "ieee"
         # The compiler may ask for the precision, which raises under the switch of fast products.

@@ -44,7 +44,7 @@ def evaluate(
     values: dict[str, list[Tensor]] = defaultdict(list)
     sequences = 0
     with looking(model):
-        for i in range(enough(task, split, batches, batch_size)):
+        for i in range(batch_count(task, split, batches, batch_size)):
             batch = task.batch(split, batch_size, seed=seed, step=i, device=device)
             # A batch that trains only in parts might not fit into memory as a whole here.
             for part in parts(batch, accumulate):
@@ -116,8 +116,8 @@ def _gathered(
     return list(total[: len(losses)]), {name: [row] for name, row in zip(values, metric_rows, strict=True)}
 
 
-def enough(task: Task, split: str, batches: int, batch_size: int) -> int:
-    """The number of batches, or fewer if those cover the split once.  Raises ValueError for an empty split."""
+def batch_count(task: Task, split: str, batches: int, batch_size: int) -> int:
+    """The number of batches to score, fewer than `batches` for a small split.  Raises ValueError for an empty split."""
     check_not_empty(task, split)
     count = task.count(split)
     return batches if count is None else min(batches, math.ceil(count / batch_size))

@@ -56,7 +56,7 @@ def train(config: Run, devices: int, *, progress: bool = True, resume: bool = Fa
     return result
 
 
-def run_workers(count: int, command: list[str], way_on: str) -> int:
+def run_workers(count: int, command: list[str], resume_command: str) -> int:
     """Start `command` once for each worker, hand them the signals of this process, and wait; return the exit code of
     the first that failed for a reason of its own, and print the reason of a killed one."""
     workers: list[subprocess.Popen[bytes]] = []
@@ -84,9 +84,8 @@ def run_workers(count: int, command: list[str], way_on: str) -> int:
     code = workers[rank].returncode
     if code > 0:
         return code
-    print_notice(
-        f"polyhead: worker {rank + 1} of {count} was killed ({signal.Signals(-code).name}); resume with: {way_on}"
-    )
+    name = signal.Signals(-code).name
+    print_notice(f"polyhead: worker {rank + 1} of {count} was killed ({name}); resume with: {resume_command}")
     return 128 - code
 
 

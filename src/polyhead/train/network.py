@@ -177,9 +177,14 @@ def predict(
     Positions that the task never scores are not computed; they are 0.
     `keep`: multiplies the code of each layer, see `Transformer.forward`.
     """
-    outputs = _outputs(model, task, batch, precision, {} if keep is None else {"keep": keep})
-    before = 0 if task.tail is None else batch.inputs.shape[1] - outputs.shape[1]
-    return F.pad(outputs, (0, 0, before, 0)) if before else outputs
+    options = {}
+    if keep is not None:
+        options["keep"] = keep
+    outputs = _outputs(model, task, batch, precision, options)
+    num_missing = batch.inputs.shape[1] - outputs.shape[1]
+    if task.tail is None or num_missing == 0:
+        return outputs
+    return F.pad(outputs, (0, 0, num_missing, 0))
 
 
 def answers(model: Callable[..., Any], task: Task, batch: Batch, precision: str = "fp32") -> Tensor | LazyLogits:

@@ -43,8 +43,10 @@ def build(model: nn.Module, train: Train) -> AdamW:
     others: list[nn.Parameter] = []
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
-            is_decayed = kinds[name] == "weights" or getattr(train.decay, kinds[name])
-            (decayed if is_decayed else others).append(parameter)
+            if kinds[name] == "weights" or getattr(train.decay, kinds[name]):
+                decayed.append(parameter)
+            else:
+                others.append(parameter)
     groups = []
     for parameters, strength in ((decayed, train.weight_decay), (others, 0.0)):
         if parameters:
@@ -59,17 +61,19 @@ def parameter_kinds(model: nn.Module) -> dict[str, str]:
 
     Raises ValueError for a module type that is not in the table: a new layer must declare its parameters.
     """
-    # A drop-in for nn.MultiheadAttention has PyTorch's maps in place of `qkv`.
-    layers = [m for m in model.modules() if isinstance(m, MultiHeadAttention) and hasattr(m, "qkv")]
-    qkv_biases = {id(layer.qkv.bias) for layer in layers if layer.qkv.bias is not None}
-    # Of a user's own heads, matrices are weights, and vectors count as norms.
-    user_heads = [m for m in model.modules() if isinstance(m, OwnHeads)]
-    kinds = {id(p): "weights" if p.ndim > 1 else "norms" for module in user_heads for p in module.parameters()}
+    kinds: dict[int, str] = {}
+    for module in model.modules():
+        # A drop-in for nn.MultiheadAttention has PyTorch's maps in place of `qkv`.
+        if isinstance(module, MultiHeadAttention) and hasattr(module, "qkv") and module.qkv.bias is not None:
+            kinds[id(module.qkv.bias)] = "qkv_biases"
+        # Of a user's own heads, matrices are weights, and vectors count as norms.
+        if isinstance(module, OwnHeads):
+            for parameter in module.parameters():
+                kinds[id(parameter)] = "weights" if parameter.ndim > 1 else "norms"
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             if id(parameter) not in kinds:  # a tied matrix counts as its first owner's: an embedding
-                is_joint = id(parameter) in qkv_biases
-                kinds[id(parameter)] = "qkv_biases" if is_joint else _kind(module, name, parameter, path)
+                kinds[id(parameter)] = _kind(module, name, parameter, path)
     return {name: kinds[id(parameter)] for name, parameter in model.named_parameters()}
 
 

@@ -85,9 +85,9 @@ def gradient_sync(call: Any, last: bool) -> contextlib.AbstractContextManager[ob
 
 def reshard(model: nn.Module) -> None:
     """Reshard the parameters that a forward pass gathered, when no backward pass follows."""
-    parts: list[Any] = [module for module in model.modules() if hasattr(module, "reshard")]
-    for part in parts:
-        part.reshard()
+    units_and_root: list[Any] = [module for module in model.modules() if hasattr(module, "reshard")]
+    for module in units_and_root:
+        module.reshard()
 
 
 def full_tensor(tensor: Any) -> Tensor:

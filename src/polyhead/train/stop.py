@@ -41,7 +41,7 @@ class Interrupted(KeyboardInterrupt):
 class StopSignals:
     """Signals `asked` (0 if none) the loop to save and stop; a second one that interrupts stops at once."""
 
-    signals = USUAL + tuple(getattr(signal, name) for name in ("SIGUSR1",) if hasattr(signal, name))
+    signals = (*USUAL, signal.SIGUSR1) if hasattr(signal, "SIGUSR1") else USUAL
 
     def __init__(self) -> None:
         self.asked = 0

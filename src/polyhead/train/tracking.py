@@ -1,9 +1,10 @@
 """Trackers beside metrics.jsonl: TensorBoard and Weights & Biases, as callbacks for the rows of a run."""
 
+import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from polyhead import config as configs
@@ -67,14 +68,26 @@ class Trackers:
     """The trackers of a run that begins or resumes after `step`; one that fails is left out from then on."""
 
     def __init__(self, config: Run, folder: pathlib.Path, step: int) -> None:
-        self.trackers: dict[str, Any] = dict.fromkeys(config.track)
-        self.each(lambda name: self.trackers.update({name: TRACKERS[name](config, folder, step)}))
+        self.trackers: dict[str, Any] = {}
+        for name in dict.fromkeys(config.track):
+            with self._off_if_it_fails(name):
+                self.trackers[name] = TRACKERS[name](config, folder, step)
 
-    def each(self, action: Callable[[str], object]) -> None:
-        for name in list(self.trackers):
-            # Whatever a tracker raises, metrics.jsonl has the rows: a lost network must not end hours of training.
-            try:
-                action(name)
-            except Exception as error:
-                del self.trackers[name]
-                print_notice(f"polyhead: tracking: {name} is off for this run ({one_line(error)[:300]})")
+    def add(self, row: dict[str, Any]) -> None:
+        for name, tracker in list(self.trackers.items()):
+            with self._off_if_it_fails(name):
+                tracker(row)
+
+    def close(self) -> None:
+        for name, tracker in list(self.trackers.items()):
+            with self._off_if_it_fails(name):
+                tracker.close()
+
+    @contextlib.contextmanager
+    def _off_if_it_fails(self, name: str) -> Iterator[None]:
+        # Whatever a tracker raises, metrics.jsonl has the rows: a lost network must not end hours of training.
+        try:
+            yield
+        except Exception as error:
+            self.trackers.pop(name, None)
+            print_notice(f"polyhead: tracking: {name} is off for this run ({one_line(error)[:300]})")

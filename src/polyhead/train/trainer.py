@@ -240,7 +240,7 @@ class Training:
         if not self.world.first:
             return
         add_row(self.folder, row)
-        self.trackers.each(lambda name: self.trackers.trackers[name](row))
+        self.trackers.add(row)
         for callback in self.callbacks:
             callback(dict(row))
 
@@ -314,5 +314,5 @@ class Training:
 
     def close(self) -> None:
         if self.world.first:
-            self.trackers.each(lambda name: self.trackers.trackers[name].close())
+            self.trackers.close()
         self.progress.close()

@@ -115,6 +115,7 @@ class World:
         if self.size == 1:
             return
         number = int.from_bytes(hashlib.blake2b(value.encode(), digest_size=6).digest(), "big")
+        # The sum broadcasts the number of process 0: all others add 0.
         number_of_first = int(self.sum(torch.tensor([number * self.first], device="cpu")))
         if self.sum(torch.tensor([int(number != number_of_first)], device="cpu")):
             raise ValueError(problem)
@@ -155,7 +156,7 @@ class World:
 
 
 class StopBroadcast:
-    """Whether any process was asked to stop, and by which signal.  Learned one step late, without blocking."""
+    """Tells all processes of a stop signal.  The answer is one step old, so that no process waits for it."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -331,9 +332,11 @@ def _device_of_process(name: str, local: int) -> torch.device:
     if device.type != "cuda" or device.index is not None:
         raise ValueError(f"world: several processes train on cpu or cuda but the device is {device}")
     count = torch.cuda.device_count()
-    index = local if count > 1 else 0  # with one visible device, the launcher may have given each process its own
-    if index >= count > 1:
-        raise ValueError(f"world: process {local + 1} of this machine needs a GPU of its own but it has {count}")
+    index = 0
+    if count > 1:  # with one visible device, the launcher may have given each process its own
+        index = local
+        if local >= count:
+            raise ValueError(f"world: process {local + 1} of this machine needs a GPU of its own but it has {count}")
     device = torch.device("cuda", index)
     torch.cuda.set_device(device)
     return device

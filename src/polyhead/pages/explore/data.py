@@ -62,7 +62,7 @@ def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> PageC
     groups: list[GroupTaps] = []
     for layer in taps:
         groups += layer.groups
-    causal = not any(np.triu(_visible(group), 1).any() for group in groups)
+    causal = not any(np.triu(_visible(group), 1).any() for group in groups)  # no query sees a later key
     count = _tokens_that_fit(groups, len(tokens), causal)
     numbers = PageNumbers(count, causal)
     layers = []
@@ -71,7 +71,7 @@ def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> PageC
         described = [numbers.add_group(group, name) for group in layer.groups]
         layers.append({"name": name, "own": layer.name, "groups": described})
 
-    normalised: dict[str, None] = {}
+    normalised: dict[str, None] = {}  # each equation once, in the order of the groups
     for group in groups:
         normalised |= dict.fromkeys(_equations(group))
     notes = []
@@ -105,7 +105,8 @@ def _check(taps: Sequence[Taps], tokens: Sequence[str]) -> None:
         raise ValueError("explore: the text must have at least one token but is empty")
     for i, layer in enumerate(taps):
         for group in layer.groups:
-            (b, t), s = group.q.shape[:2], group.k.shape[1]
+            b, t = group.q.shape[:2]
+            s = group.k.shape[1]
             if b != 1:
                 raise ValueError(f"explore: the taps must be of one sequence, got a batch of {b}")
             if (t, s) != (len(tokens), len(tokens)):

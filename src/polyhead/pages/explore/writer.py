@@ -78,19 +78,17 @@ def explore(
     if not text:
         raise ValueError("explore: the text must have at least one token but is empty")
     ids = list(map(int, codec.encode(text)))
+    x = torch.tensor([ids[:TOKENS]])
     # Our model, which another module may wrap; else one of Hugging Face.
-    for module in model.modules():
-        if isinstance(module, Transformer):
-            _check_ids(ids, *_limits(module))
-            x = torch.tensor([ids[:TOKENS]])
-            taps = capture(module, Batch(x, x, None, torch.ones_like(x), {}))
-            break
+    ours = next((module for module in model.modules() if isinstance(module, Transformer)), None)
+    if ours is not None:
+        _check_ids(ids, *_limits(ours))
+        taps = capture(ours, Batch(x, x, None, torch.ones_like(x), {}))
     else:
         from polyhead.compat.huggingface import capture as capture_foreign, explore as foreign  # takes seconds
 
         _check_ids(ids, *foreign.reach(model))
-        device = next(model.parameters()).device
-        taps = capture_foreign(model, torch.tensor([ids[:TOKENS]], device=device))
+        taps = capture_foreign(model, x.to(next(model.parameters()).device))
     return write(taps, pieces(codec, ids[:TOKENS]), path, title=title, of=len(ids), progress=progress)
 
 

@@ -74,8 +74,9 @@ def _drawings(entry: Entry, label: str, draft: Draft) -> list:
 
 def matrices(layer: LayerLook) -> dict[str, list[Panel]]:
     """All matrices of a layer by kind: attention of each head, relations, symbols of each symbolic head."""
-    panels: dict[str, list[Panel]] = {"attention": [], "relations": [], "symbols": []}
-    attention, relations, symbols = panels.values()
+    attention: list[Panel] = []
+    relations: list[Panel] = []
+    symbols: list[Panel] = []
     queries, keys = layer.receivers[-MAX_TOKENS:], layer.senders[-MAX_TOKENS:]
     for group in layer.groups:
         for values in group.attention[:, -MAX_TOKENS:, -MAX_TOKENS:]:
@@ -89,4 +90,5 @@ def matrices(layer: LayerLook) -> dict[str, list[Panel]]:
                 for i in (0, *range(7, len(numbers), 8)):
                     numbers[i] = str(i + 1)
                 symbols.append((f"symbols, head {len(symbols) + 1}", values[-MAX_TOKENS:], keys, numbers))
+    panels = {"attention": attention, "relations": relations, "symbols": symbols}
     return {kind: of_kind for kind, of_kind in panels.items() if of_kind}

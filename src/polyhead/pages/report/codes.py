@@ -18,7 +18,7 @@ from polyhead.analysis.swap import swap_codes
 from polyhead.config import TransformerConfig
 from polyhead.pages.report.results import OPEN_TEST, TEST_COLUMNS, comparison_rows, metric_name
 from polyhead.pages.report.runs import Entry, SeedGroup, Seeds, over_seeds, seeds_of
-from polyhead.pages.report.section import Draft, Section, Table, slug, with_error
+from polyhead.pages.report.section import Draft, Section, slug, with_error
 from polyhead.spec.values import one_line
 from polyhead.tasks.base import Task
 from polyhead.train import load_model
@@ -139,8 +139,8 @@ def code_sections(analyses: Sequence[Analysis], draft: Draft) -> list[Section]:
         f"Each point is the code of the last token attending to itself, in one of {POINTS:,} sequences of {unseen}. "
         f"Clusters that follow the {part} rather than the target mean that the code says what to compute."
     )
-    sections.append(Section("maps", "Maps of the latent code", explanation))
-    sections[-1].details = map_details(firsts.values(), draft)
+    details = map_details(firsts.values(), draft)
+    sections.append(Section("maps", "Maps of the latent code", explanation, details=details))
     return sections
 
 
@@ -154,7 +154,7 @@ def _fill_probes(section: Section, analyses: Sequence[Analysis], draft: Draft) -
     )
     scores["layer"] += 1
     panels = []
-    table: Table = (["macro F1", *mechanisms, "chance"], [])
+    rows = []
     for (target, pairs, query), of_panel in scores.groupby(["target", "pairs", "query"], sort=False):
         of_pairs = "" if pairs == "self" else f", pairs {pairs}"
         panel = f"{target}{of_pairs}, {query}"
@@ -167,11 +167,11 @@ def _fill_probes(section: Section, analyses: Sequence[Analysis], draft: Draft) -
             for mechanism in mechanisms:
                 of_networks = series.get(mechanism, {}).get(layer, [])
                 cells.append(with_error(over_seeds(dict(enumerate(of_networks)))))
-            table[1].append([f"{panel}, layer {layer}", *cells, f"{chance:.3f}"])
+            rows.append([f"{panel}, layer {layer}", *cells, f"{chance:.3f}"])
         panels.append((panel, series, {"chance": levels}))
     figure = figures.lines(panels, x_label="layer", y_label="macro F1", limits=(0.0, None))
     section.figures.append(draft.add(section.anchor, figure, "Macro F1 by layer, mean over networks."))
-    section.tables.append(table)
+    section.tables.append((["macro F1", *mechanisms, "chance"], rows))
 
 
 def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], draft: Draft) -> Section:
@@ -194,13 +194,13 @@ def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], dr
         label = analysis.group.label
         for row in analysis.zeroed:
             if row["layer"] is None:
-                name, column = f"nothing zeroed: {metric}", "score"
+                name, value, error = f"nothing zeroed: {metric}", row["score"], row["se"]
             elif row["head"] is None:
-                name, column = f"layer {row['layer'] + 1}, all heads: fall", "drop"
+                name, value, error = f"layer {row['layer'] + 1}, all heads: fall", row["drop"], row["drop_se"]
             else:
                 continue
-            table.setdefault(name, {}).setdefault(label, {})[seeds_of(analysis.entry.run)] = row[column]
-            errors[name, label] = row["se" if column == "score" else f"{column}_se"]
+            table.setdefault(name, {}).setdefault(label, {})[seeds_of(analysis.entry.run)] = value
+            errors[name, label] = error
     rows = []
     for name, by_mechanism in table.items():
         cells = []
@@ -213,8 +213,8 @@ def _heads_section(analyses: Sequence[Analysis], firsts: dict[str, Analysis], dr
     for analysis in firsts.values():
         heads = pandas.DataFrame(analysis.zeroed).dropna(subset="head").astype({"layer": int, "head": int})
         falls = heads.pivot(index="layer", columns="head", values="drop")  # NaN where a layer has fewer heads
-        names = map(str, falls.index + 1), map(str, falls.columns + 1)
-        panels.append((analysis.name, falls.to_numpy(float), *map(list, names)))
+        layer_names, head_names = list(map(str, falls.index + 1)), list(map(str, falls.columns + 1))
+        panels.append((analysis.name, falls.to_numpy(float), layer_names, head_names))
     figure = figures.heat(panels, label=f"fall of {metric}", columns=2)
     section.figures.append(draft.add("heads", figure, f"Fall of {metric} without each head (column) by layer (row)."))
     return section
@@ -263,10 +263,11 @@ def map_details(analyses: Iterable[Analysis], draft: Draft) -> list[tuple[str, l
         for code_map in analysis.maps:
             panels.append((f"{code_map.name}: target", code_map.points, code_map.target))
             for label, values in code_map.labels.items():
-                panels.append((f"{code_map.name}: {label}", code_map.points, values))
+                title = f"{code_map.name}: {label}"
+                panels.append((title, code_map.points, values))
                 classes = np.unique(values).tolist()
                 if len(classes) <= 16:
-                    names[panels[-1][0]] = {value: analysis.group.task.class_name(label, value) for value in classes}
+                    names[title] = {value: analysis.group.task.class_name(label, value) for value in classes}
         columns = 1 + len(analysis.maps[0].labels)
         figure = figures.code_maps(panels, columns=columns, names=names)
         caption = f"{analysis.name}: t-SNE of codes, by layer (row) and by what colours it (column)."

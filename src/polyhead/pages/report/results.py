@@ -4,7 +4,6 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 
 from polyhead.analysis import figures
 from polyhead.analysis.claims import SEEDS, Estimate, above, constant, judge
@@ -116,11 +115,11 @@ def verdict_table(results: Results) -> Table | None:
         pairs.append(name)
         if better is not order[0]:
             hidden.append(name)
-    # Of the baselines only the best one.
-    for baseline in [name for name in results.baseline_order() if name != "ceiling"][:1]:
-        level = constant(float(task.gain(results.baselines[baseline][results.headline].mean)))
+    best_baseline = next((name for name in results.baseline_order() if name != "ceiling"), None)
+    if best_baseline is not None:
+        level = constant(float(task.gain(results.baselines[best_baseline][results.headline].mean)))
         for group in order:
-            differences[f"{group.label} over {baseline_label(task, baseline)}"] = _gains(results, group) - level
+            differences[f"{group.label} over {baseline_label(task, best_baseline)}"] = _gains(results, group) - level
     if not differences:
         return None
     rows = [row for row in comparison_rows(differences, two_sided=pairs) if row[0] not in hidden]
@@ -181,7 +180,7 @@ def results_section(results: Results, draft: Draft) -> Section:
         section.tables.append(verdicts)
     rows = different_settings(results.groups)
     if rows and len(results.groups) > 1:
-        head = ["Besides the kinds of heads, these differ", *map(attrgetter("label"), results.groups)]
+        head = ["Besides the kinds of heads, these differ", *(group.label for group in results.groups)]
         section.tables.append((head, rows))
     section.note = (
         f"± is the standard error over networks; of a single network or a baseline, over test {task.items}. "
@@ -210,12 +209,12 @@ def curves_section(results: Results, draft: Draft) -> Section | None:
             words = task.words.baselines.get(name)
             if split in by_split and (words is None or words.drawn):
                 levels[baseline_label(task, name)] = by_split[split].mean
-        panel, y_label, caption, log_y = "", "training loss", "Training loss", False
         if split is None:
+            panel, y_label, caption = "", "training loss", "Training loss"
             log_y = all(min(map(min, points.values())) > 0 for points in series.values())
         else:
-            panel, y_label = task.split_name(split), metric_name(task)
-            caption = f"{y_label[0].upper()}{y_label[1:]} on {panel}"
+            panel, y_label, log_y = task.split_name(split), metric_name(task), False
+            caption = f"{y_label[0].upper()}{y_label[1:]} on {panel}"  # `capitalize` would make other letters small
         figure = figures.lines([(panel, series, levels)], x_label="optimiser step", y_label=y_label, log_y=log_y)
         caption += " by step, mean over networks."
         section.figures.append(draft.add(f"curves-{split or 'loss'}", figure, caption))

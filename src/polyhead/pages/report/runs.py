@@ -178,11 +178,11 @@ def _entry(folder: pathlib.Path) -> Entry:
     result = store.read_result(folder)
     notes = []
 
-    # A step beyond all trainings, or one that is no integer, cannot be drawn.
     path = folder / store.METRICS
     num_lines = 0
     if path.is_file():
         num_lines = sum(1 for line in path.read_bytes().splitlines() if line.strip())
+    # A step beyond all trainings, or one that is no integer, cannot be drawn.
     rows = []
     for row in store.read_metrics(folder):
         step = row.get("step")
@@ -193,8 +193,9 @@ def _entry(folder: pathlib.Path) -> Entry:
     if result is None:
         last = max((row["step"] for row in rows), default=0)
         failure = folder / store.FAILURE
-        reason = failure.read_text(encoding="utf-8", errors="replace").strip() if failure.is_file() else ""
-        diverged = reason.endswith(DIVERGED)
+        diverged = False
+        if failure.is_file():
+            diverged = failure.read_text(encoding="utf-8", errors="replace").strip().endswith(DIVERGED)
         state = "diverged" if diverged else "is unfinished"
         notes.append(f"{folder.name} {state} ({last:,} of {run.train.steps:,} steps): its curves alone are shown.")
         return Entry(folder, run, tuple(rows), None, tuple(notes), diverged)
@@ -241,7 +242,9 @@ def groups(entries: Sequence[Entry]) -> list[SeedGroup]:
     for name, keys in keys_by_mechanism.items():
         twins = [without_seeds(members[key][0].run) for key in keys]
         for key, settings in zip(keys, differing(twins), strict=True):
-            labels[key] = " · ".join(filter(None, (name, words(settings))))
+            labels[key] = name
+            if words(settings):
+                labels[key] += f" · {words(settings)}"
     return [SeedGroup(labels[key], tuple(group)) for key, group in members.items()]
 
 
@@ -304,7 +307,7 @@ def scored_splits(seed_groups: Sequence[SeedGroup]) -> list[str]:
 
 def headline_split(seed_groups: Sequence[SeedGroup]) -> str:
     """The split of the headline: the most informative one on which a finished run has a score."""
-    return next(iter(scored_splits(seed_groups) or in_order(seed_groups[0].task.splits)))
+    return (scored_splits(seed_groups) or in_order(seed_groups[0].task.splits))[0]
 
 
 def in_order(splits: Iterable[str]) -> list[str]:

@@ -113,7 +113,9 @@ def classifier(ends: Ends, row: str, shape: Scale, relations: Relations) -> Mode
         settings = config.CoRelNetConfig(inputs, outputs, shape.dim, length)
     if row == "abstractor":
         settings = _abstractor(inputs, outputs, length, shape)
-    return dual if settings == dual else match(settings, target, field="hidden", tolerance=CLOSE)
+    if settings == dual:
+        return dual
+    return match(settings, target, field="hidden", tolerance=CLOSE)
 
 
 @functools.cache
@@ -125,14 +127,17 @@ def writer(source: tuple[Input, int], ends: Ends, row: str, shape: Scale, relati
     """
     one_of("recipes", "model", row, ROWS)
 
-    def whole(name: str) -> TransformerConfig:
+    def unmatched(name: str) -> TransformerConfig:
+        """The model `name` before its width is matched."""
         encoder: TransformerConfig | config.AbstractorConfig = _abstractor(source[0], None, source[1], shape)
         if name != "abstractor":
             encoder = _reader(source[0], config.Values(), source[1], name, shape, relations)
         return replace(_reader(*ends, name, shape, relations), causal=True, encoder=encoder)
 
-    dual = whole("dual")
-    return dual if row == "dual" else match(whole(row), parameters(dual), field="hidden", tolerance=CLOSE)
+    dual = unmatched("dual")
+    if row == "dual":
+        return dual
+    return match(unmatched(row), parameters(dual), field="hidden", tolerance=CLOSE)
 
 
 def _reader(

@@ -172,7 +172,7 @@ def table(cells: Cells, columns: Sequence[Column], printed: Printed | None = Non
         named = {}
         for axis, value in zip(axes, condition, strict=True):
             named[axis] = str(value).replace("__", ": ").replace("_", " ")
-        values = numbers.setdefault(outcome.condition_text(condition), {})
+        values = numbers.setdefault(", ".join(map(str, condition)), {})
         for model, cell in of_condition.droplevel(axes).items():
             texts, values[model] = outcome.score_row(cell, columns)
             if printed is not None:

@@ -114,7 +114,7 @@ def names_of_classes(task: Task, name: str, values: Array) -> dict[int, str]:
     """Return the names of the classes of a label; empty for numbers."""
     if np.issubdtype(values.dtype, np.floating) or name == "function":
         return {}
-    return {int(value): task.class_name(name, int(value)) for value in np.unique(values)}
+    return {value: task.class_name(name, value) for value in np.unique(values).tolist()}
 
 
 def classes_of(task: Task, batch: Batch) -> dict[str, Array]:

@@ -16,12 +16,14 @@ TABLE_A2 = {(4, 4): (0.0642, 0.0038), (4, 8): (0.0032, 0.0009), (4, 16): (0.0005
 DEFINITIONS = {"code": "the code's definition (every feature differs)", "text": "the text's (any answer differs)"}
 # Numbers of values of a feature.
 VALUES = (4, 8, 16)
+# The fraction of ambiguous instances below which the paper calls them rare.
+RARE = 0.005
 
 
-def rarely_ambiguous(name: str, fraction: float, count: int, limit: float = 0.005) -> Verdict:
+def rarely_ambiguous(name: str, fraction: float, count: int) -> Verdict:
     """The claim that less than half a percent of the instances are ambiguous, by the definition `name`."""
     error = math.sqrt(max(fraction * (1 - fraction), 1 / count) / count)
-    share = {f"{100 * limit:g} % − {100 * fraction:.2f} % of {count}": Estimate(limit - fraction, error, math.inf)}
+    share = {f"{100 * RARE:g} % − {100 * fraction:.2f} % of {count}": Estimate(RARE - fraction, error, math.inf)}
     claim = f"at M 4, K 8 fewer than half a percent of the instances are ambiguous, by {name}"
     return above(claim, share, within=0.0)
 

@@ -116,10 +116,10 @@ def pooled(study: Study) -> dict[str, dict[str, Estimate]]:
         by_sequence.setdefault(label(model), {})[point.run.seed] = float(torch.cat(r2).mean())
         explained = 1 - torch.cat(errors).mean() / torch.cat(targets).var(correction=0)
         by_query.setdefault(label(model), {})[point.run.seed] = float(explained)
-    by_rule = {"the mean over sequences": by_sequence, "over all queries together": by_query}
-    return {
-        rule: {model: Estimate.of(by_seed) for model, by_seed in values.items()} for rule, values in by_rule.items()
-    }
+    estimates = {}
+    for rule, by_model in (("the mean over sequences", by_sequence), ("over all queries together", by_query)):
+        estimates[rule] = {model: Estimate.of(by_seed) for model, by_seed in by_model.items()}
+    return estimates
 
 
 def repeated(swaps: Table) -> list[Verdict]:
@@ -141,6 +141,7 @@ def draw(study: Study) -> FigureOutcome:
     purity = clustered(main)
     tested: dict[str, dict[str, Estimate]] = {}
     for kind, by_name in probes.items():
+        # A name is "TERM, MODEL".
         tested[kind] = {name: score for name, score in by_name.items() if name.rpartition(", ")[2] in PROBED}
     subject = "the terms of the function"
     probe_verdicts = decodable(subject, tested[TRAINED], tested[PERMUTED])

@@ -38,7 +38,9 @@ MAIN = ("hyla", "softmax", "linear")
 ABLATIONS = ("hyla-linear", "hyla-norms", "hyla-softmax", "linear-rms")
 # Widths of heads; the main test has the first.
 WIDTHS = (2, 4, 8, 16)
-SETTINGS = {f"{name}-width-{width}": f"{ROWS[name].label}, width {width}" for name in MAIN for width in WIDTHS[1:]}
+SETTINGS: dict[str, str] = {}
+for _name, _width in itertools.product(MAIN, WIDTHS[1:]):
+    SETTINGS[f"{_name}-width-{_width}"] = f"{ROWS[_name].label}, width {_width}"
 SETTINGS |= {"softmax-dropout": "Softmax, dropout 0.1", "softmax-decay": "Softmax, decay 1.0"}
 # Per cent of the combinations that are held out; the main test has the last.
 HELD_OUT = (30, 50, 70)
@@ -239,7 +241,8 @@ def measured(points: Sequence[FinishedRun]) -> Table:
         for name, value in quantities.items():
             values.setdefault((name, LONG.row_of(point.run)), {})[point.run.seed] = value
     # All models of a seed share its task and its sequences, and so do the baselines.
-    for seed, point in {point.run.seed: point for point in points}.items():
+    point_of_seed = {point.run.seed: point for point in points}
+    for seed, point in point_of_seed.items():
         for name, score in baselines_of(point).items():
             values.setdefault(("unseen", name), {})[seed] = score
     return pandas.DataFrame(values, dtype=float)

@@ -126,8 +126,9 @@ def probed(study: Study, targets: tuple[str, ...], query: str | None = None) -> 
                 values[*condition, kind][point.run.seed] = row["f1"]
                 if kind == TRAINED:
                     values[*condition, PERMUTED][point.run.seed] = row["chance"]
-    paper_first = sorted(values.items(), key=lambda item: not is_of_paper(*item[0][:3]))
-    return estimates(dict(paper_first), LEVELS)
+    # The paper's probes first; among them, and among the others, the order stays.
+    conditions = sorted(values, key=lambda condition: is_of_paper(*condition[: len(PROBE)]), reverse=True)
+    return estimates({condition: values[condition] for condition in conditions}, LEVELS)
 
 
 def is_of_paper(target: str, pairs: str, query: str) -> bool:

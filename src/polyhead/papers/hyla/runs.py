@@ -99,8 +99,10 @@ def network(task: Task, row: TableRow, shape: Scale) -> TransformerConfig:
 
 def make(task: Task, row: str, shape: Scale, setting: Setting, seed: int) -> Run:
     """The run that trains the model `row` of Table A1 on `task`."""
-    model = network(task, (ROWS | OURS)[one_of("recipes", "model", row, ROWS | OURS)], shape)
-    train = training(shape, setting, FUZZY_SPLITS if isinstance(task, FuzzyLogic) else SRAVEN_SPLITS)
+    rows = ROWS | OURS
+    model = network(task, rows[one_of("recipes", "model", row, rows)], shape)
+    splits = FUZZY_SPLITS if isinstance(task, FuzzyLogic) else SRAVEN_SPLITS
+    train = training(shape, setting, splits)
     name = f"{_kind(task)}-{row}-{seed}"
     return Run(name=name, task=task, model=model, train=train, seed=seed, threads=1)
 

@@ -112,16 +112,20 @@ def _by_data(scale: str, shapes: Sequence[Scale]) -> tuple[Run, ...]:
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
-def solves(scores: Table, level: float = 0.8) -> list[Verdict]:
-    """Return the claims that all models reach `level` at the largest setting, the last, and HYLA leads at the first."""
+# The accuracy that solves SRAVEN.
+SOLVED = 0.8
+
+
+def solves(scores: Table) -> list[Verdict]:
+    """Return the claims that all models reach `SOLVED` at the last, largest setting, and HYLA leads at the first."""
     smallest, largest = scores.iloc[0], scores.iloc[-1]
     parts = largest.rename(lambda model: f"{label(model)} at the largest").to_dict()
-    verdicts = [above(f"at the largest setting that was run all models solve {100 * level:.0f} %", parts, level)]
+    verdicts = [above(f"at the largest setting that was run all models solve {100 * SOLVED:.0f} %", parts, SOLVED)]
     if "hyla" in smallest:
-        leads = {}
+        parts = {}
         for model, estimate in smallest.drop("hyla").items():
-            leads[f"HYLA over {label(model)}"] = smallest["hyla"] - estimate
-        verdicts.append(above("at the smallest setting that was run HYLA is best", leads))
+            parts[f"HYLA over {label(model)}"] = smallest["hyla"] - estimate
+        verdicts.append(above("at the smallest setting that was run HYLA is best", parts))
     return verdicts
 
 
@@ -130,16 +134,16 @@ def single_head(scores: Table) -> list[Verdict]:
     first, second, *_ = sorted(scores.index)
     if first != 1:  # without runs of a single head there is no claim
         return []
-    return leads("a single head hurts", scores, second, first, f"{second} heads over 1")
+    return higher("a single head hurts", scores, second, first, f"{second} heads over 1")
 
 
 def harder(scores: Table, axis: str) -> list[Verdict]:
     """Return the claim that the score falls from the smallest to the largest value of `axis`."""
     smallest, *_, largest = sorted(scores.index)
-    return leads(f"SRAVEN gets harder with {axis}", scores, smallest, largest, f"{smallest:g} over {largest:g}")
+    return higher(f"SRAVEN gets harder with {axis}", scores, smallest, largest, f"{smallest:g} over {largest:g}")
 
 
-def leads(claim: str, scores: Table, first: Any, second: Any, words: str) -> list[Verdict]:
+def higher(claim: str, scores: Table, first: Any, second: Any, words: str) -> list[Verdict]:
     """Return the claim that each model has a higher score in row `first` than in row `second`."""
     differences = scores.loc[first] - scores.loc[second]
     return [above(claim, {f"{label(model)}, {words}": lead for model, lead in differences.items()})]

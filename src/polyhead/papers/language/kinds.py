@@ -154,7 +154,8 @@ def curves(study: Study, claim: Callable[[Cells], list[Verdict]]) -> FigureOutco
     by_label = {label(model): course(cell) for model, cell in cells.items()}
     panel: Panel = ("", by_label, {"zlib": levels["zlib"]} if levels else {})
     figure = figures.lines([panel], x_label="million tokens", y_label="bits per byte", log_x=True)
-    caption = f"Bits per byte on validation text in the course of training; {outcome.seed_caption(cells)}."
+    seeds = outcome.SEED_CAPTION if any(len(cell.points) > 1 for cell in cells) else "one seed"
+    caption = f"Bits per byte on validation text in the course of training; {seeds}."
     compressors = "The text on this machine is not that of the runs: there are no baselines."
     if levels:
         sizes = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())

@@ -71,8 +71,8 @@ def sweep(
         except KeyboardInterrupt as error:
             stopped = engine.stop()
             num_done = [job.state for job in jobs].count(State.DONE)
-            way_on = "the same command without --again" if is_cleared else "the same command"
-            text = f"{stopped}; {num_done} of {len(jobs)} runs are done, {way_on} resumes"
+            command = "the same command without --again" if is_cleared else "the same command"
+            text = f"{stopped}; {num_done} of {len(jobs)} runs are done, {command} resumes"
             raise Interrupted(text, getattr(error, "code", INTERRUPTED)) from None
     return [job.outcome for job in jobs if job.outcome is not None]
 

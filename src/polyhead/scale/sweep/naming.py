@@ -27,20 +27,18 @@ def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
             fields = with_heads(run, fields)
         fields_of_runs.append(fields)
 
-    varying: dict[str, str] = {}  # name -> last word
+    varying: dict[str, str] = {}  # name -> its last word; or the name itself, if others end with the same word
     for name in dict.fromkeys(itertools.chain(*fields_of_runs)):
         values = {repr(fields.get(name)) for fields in fields_of_runs}
         if len(values) > 1:
             varying[name] = name.rpartition(".")[2]
     words_of_names = list(varying.values())
-
-    rows: list[dict[str, Any]] = []
+    for name, word in varying.items():
+        if words_of_names.count(word) > 1:
+            varying[name] = name
+    rows = []
     for fields in fields_of_runs:
-        rows.append({})
-        for name, word in varying.items():
-            if words_of_names.count(word) > 1:
-                word = name
-            rows[-1][word] = fields.get(name, "")
+        rows.append({word: fields.get(name, "") for name, word in varying.items()})
     return rows
 
 
@@ -76,10 +74,8 @@ def groups_of(run: Run) -> dict[str, Any]:
     if not isinstance(model, TransformerConfig):
         return {}
     groups = {}
-    num_layers = model.layers
-    if not model.per_layer:
-        num_layers = 1
-    for layer in range(num_layers):
+    # Without a list per layer, the list of layer 0 is that of all layers.
+    for layer in range(model.layers if model.per_layer else 1):
         prefix = f"model.heads.{layer}" if model.per_layer else "model.heads"
         for index, group in enumerate(model.layer_heads(layer)):
             groups[f"{prefix}.{index}"] = group

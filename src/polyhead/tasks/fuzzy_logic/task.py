@@ -253,8 +253,10 @@ def conjunctions(x: Tensor, terms: Tensor) -> Float[Tensor, "b t k"]:
 @functools.lru_cache(maxsize=64)
 def _functions(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
     train, held_out = _split(task.known, task.terms, task.held_out, task.split, task.split_seed)
-    rows = {"compositional": held_out}.get(split, train)
-    if split == "novel":
+    rows = train
+    if split == "compositional":
+        rows = held_out
+    elif split == "novel":
         rows = tuple(itertools.combinations(range(task.known, 2**task.variables), task.terms))
     return torch.tensor(rows, device=device)
 

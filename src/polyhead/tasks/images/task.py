@@ -157,7 +157,7 @@ def moved(images: Tensor, offsets: Int[Tensor, "b 2"]) -> Tensor:
     for axis in (2, 3):
         size = images.shape[axis]
         source = torch.arange(size, device=images.device) - offsets[:, axis - 2, None]  # (b size): row or column
-        shape = [len(images), 1, 1, 1]
+        shape = [len(images), 1, 1, 1]  # broadcasts (b size) over the other axes
         shape[axis] = size
         shifted = images.gather(axis, source.clamp(0, size - 1).view(shape).expand_as(images))
         is_outside = (source < 0) | (source >= size)

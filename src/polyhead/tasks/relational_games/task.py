@@ -190,35 +190,36 @@ class RelationalGames(Classification):
 def _drawer(game: str, shapes: str, generator: torch.Generator) -> Draw:
     """The function that draws grids (n 9) of given kinds (n): in each cell an object, or -1 if it is empty.
 
-    An odd kind has class 1.  If a class has two halves, the next bit of the kind chooses the half.
+    An odd kind has class 1.  If a class has two halves, the next bit of the kind chooses the half: `half` is True in
+    the second one.
     """
     objects = count(shapes) * len(COLOURS)
 
     def draw_grids(kinds: Tensor) -> Tensor:
-        positive, other = kinds % 2 == 1, kinds // 2 % 2 == 1
-        cells, content = _RULES[game](positive, other, objects, generator)
+        positive, half = kinds % 2 == 1, kinds // 2 % 2 == 1
+        cells, content = _RULES[game](positive, half, objects, generator)
         grids = torch.full((len(kinds), 9), -1, device=kinds.device)
         return grids.scatter_(1, cells, content)
 
     return draw_grids
 
 
-def _same(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _same(positive: Tensor, half: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     n = len(positive)
     a, b = distinct(n, 2, objects, generator).unbind(1)
     return distinct(n, 2, 9, generator), torch.stack((a, torch.where(positive, a, b)), 1)
 
 
-def _occurs(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _occurs(positive: Tensor, half: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     a, b, c, d = distinct(len(positive), 4, objects, generator).unbind(1)
     return _above_three(a, torch.stack((torch.where(positive, a, d), b, c), 1), generator)
 
 
-def _xoccurs(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _xoccurs(positive: Tensor, half: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Bottom rows under A: ABC or ABB in class 1, DBC or ABA in class 0; two are equal in half of each class."""
     a, b, c, d = distinct(len(positive), 4, objects, generator).unbind(1)
-    first = torch.where(positive | other, a, d)
-    last = torch.where(other, torch.where(positive, b, a), c)
+    first = torch.where(positive | half, a, d)
+    last = torch.where(half, torch.where(positive, b, a), c)
     return _above_three(a, torch.stack((first, b, last), 1), generator)
 
 
@@ -231,16 +232,16 @@ def _above_three(above: Tensor, three: Tensor, generator: torch.Generator) -> tu
     return torch.cat((column, below), 1), torch.cat((above[:, None], three.gather(1, order)), 1)
 
 
-def _between(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _between(positive: Tensor, half: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """ABA in class 1; in class 0 half are ABC, the other half AAC or ACC."""
     n = len(positive)
     a, b, c = distinct(n, 3, objects, generator).unbind(1)
     repeats_first = torch.randint(2, (n,), generator=generator, device=a.device) == 1
-    middle = torch.where(~positive & other, torch.where(repeats_first, a, c), b)
+    middle = torch.where(~positive & half, torch.where(repeats_first, a, c), b)
     return _pick(LINES, n, generator), torch.stack((a, middle, torch.where(positive, a, c)), 1)
 
 
-def _match_pattern(positive: Tensor, other: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def _match_pattern(positive: Tensor, half: Tensor, objects: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     n, device = len(positive), positive.device
     patterns = torch.tensor(PATTERNS, device=device)
     first = torch.randint(5, (n,), generator=generator, device=device)

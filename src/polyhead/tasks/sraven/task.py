@@ -246,7 +246,8 @@ def permute(features: Int[Tensor, "b g g m"], permutations: Int[Tensor, "b g m"]
 # ------------------------------------------------------------------------------------------------------------ generator
 def draw_instances(task: Sraven, rules: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """The given rules (b m), ascending, with permutations (b g m) and panels (b g g m)."""
-    (count, m), g, device = rules.shape, task.grid, generator.device
+    count, m = rules.shape
+    g, device = task.grid, generator.device
     # One call draws all numbers, so a smaller batch is a prefix of a larger one.
     sizes = (m * g * (g - 1), m * g, g * (m - 1))
     numbers = torch.randint(2**BITS, (count, sum(sizes)), generator=generator, device=device)
@@ -266,17 +267,19 @@ def _grids(rules: Tensor, cells: Tensor, symbols: Tensor, values: int) -> Tensor
     """
     g = symbols.shape[1]
     free = _die(cells, values)  # (b g g-1 m)
-    steps = torch.tensor((*STEPS, 0, 0, 0), device=rules.device)[rules][:, None, None]
+    steps = torch.tensor((*STEPS, 0, 0, 0), device=rules.device)[rules][:, None, None]  # 0 for rules 5 to 7
     columns = torch.arange(g, device=rules.device)[:, None]
-    counted = (free[:, :, :1] + columns * steps) % values
+    progression = (free[:, :, :1] + columns * steps) % values
+    # Sum and difference: the last symbol follows from the others.
     total = free.sum(dim=2, keepdim=True)
     last = torch.where((rules == SUM)[:, None, None], total, 2 * free[:, :, :1] - total) % values
     computed = torch.cat((free, last), dim=2)
-    chosen = _arrange(symbols.transpose(1, 2), values, g).transpose(1, 2)  # (b g m): g distinct symbols
-    orders = _arrange(cells.transpose(2, 3), g, g).transpose(2, 3)  # (b g g m): ordered anew in each row
-    dealt = chosen[:, None].expand_as(orders).gather(2, orders)
-    kind = rules[:, None, None]
-    return torch.where(kind < SUM, counted, torch.where(kind < DISTRIBUTE, computed, dealt))
+    # Distribute: every row has the same symbols in an order of its own.
+    distinct = _arrange(symbols.transpose(1, 2), values, g).transpose(1, 2)  # (b g m)
+    orders = _arrange(cells.transpose(2, 3), g, g).transpose(2, 3)  # (b g g m)
+    distributed = distinct[:, None].expand_as(orders).gather(2, orders)
+    rule = rules[:, None, None]
+    return torch.where(rule < SUM, progression, torch.where(rule < DISTRIBUTE, computed, distributed))
 
 
 def _die(random: Tensor, sides: int | Tensor) -> Tensor:
@@ -299,8 +302,7 @@ def _arrange(random: Tensor, items: int, size: int) -> Tensor:
 @functools.lru_cache(maxsize=64)
 def _multisets(task: Sraven, split: str, device: torch.device) -> Tensor:
     train, held_out = _split(task.features, task.held_out, task.split, task.split_seed)
-    rows = {"compositional": held_out, "novel": held_out}.get(split, train)
-    return torch.tensor(rows, device=device)
+    return torch.tensor(held_out if split in ("compositional", "novel") else train, device=device)
 
 
 @functools.lru_cache(maxsize=64)

@@ -63,7 +63,12 @@ class File(NamedTuple):
     changed: int
 
 
-Block = tuple[File, int, int]  # bytes `start` to `stop` of a file
+class Block(NamedTuple):
+    """Bytes `start` to `stop` of a file."""
+
+    file: File
+    start: int
+    stop: int
 
 
 def hash_fraction(name: str) -> float:
@@ -118,14 +123,15 @@ def _walk(root: pathlib.Path, suffixes: Collection[str], excluded: Sequence[str]
 def read_files(files: Sequence[File], held_out: float) -> Iterator[Piece]:
     """The text of the files, in order, in pieces of one split."""
     blocks = split_files(files, held_out)
-    documents = [(file, split) for (file, _, _), split in blocks]  # a document ends where either changes
-    for ((file, start, stop), split), following in zip(blocks, [*documents[1:], None], strict=True):
-        with file.path.open("rb") as handle:
-            handle.seek(start)
-            data = handle.read(stop - start)
-        if len(data) != stop - start:
-            raise ValueError(f"Text: {file.path} became shorter while it was read")
-        yield Piece(split, data, (file, split) != following, str(file.path))
+    for (block, split), following in zip(blocks, [*blocks[1:], None], strict=True):
+        with block.file.path.open("rb") as handle:
+            handle.seek(block.start)
+            data = handle.read(block.stop - block.start)
+        if len(data) != block.stop - block.start:
+            raise ValueError(f"Text: {block.file.path} became shorter while it was read")
+        # A document ends where the file or the split changes.
+        is_end = following is None or (following[0].file, following[1]) != (block.file, split)
+        yield Piece(split, data, is_end, str(block.file.path))
 
 
 def split_files(files: Sequence[File], held_out: float) -> list[tuple[Block, str]]:
@@ -136,10 +142,15 @@ def split_files(files: Sequence[File], held_out: float) -> list[tuple[Block, str
     for file in files:
         sizes[splits[file.name]] += file.size
     # Files stay whole if a held-out split has two of them or more, and whole ones fill a quarter of it.
-    if len(files) * held_out >= 2 and 4 * min(sizes.values()) >= quota:
-        return [(block, splits[file.name]) for file in files for block in _cut(file, CHUNK)]
-    size = max(1, min(int(quota / 4), CHUNK))  # so that a held-out split has four blocks or more
-    blocks = [block for file in files for block in _cut(file, size)]
+    are_whole = len(files) * held_out >= 2 and 4 * min(sizes.values()) >= quota
+    size = CHUNK
+    if not are_whole:
+        size = max(1, min(int(quota / 4), CHUNK))  # so that a held-out split has four blocks or more
+    blocks: list[Block] = []
+    for file in files:
+        blocks += _cut(file, size)
+    if are_whole:
+        return [(block, splits[block.file.name]) for block in blocks]
     splits = _assign({f"{file.name}/{start}": stop - start for file, start, stop in blocks}, quota)
     return list(zip(blocks, splits.values(), strict=True))
 
@@ -168,8 +179,10 @@ def _cut(file: File, size: int) -> list[Block]:
                 num_continuing = len(following) - len(following.lstrip(CONTINUING))
                 stop += num_continuing % 4  # no character has four of them: such a file is no UTF-8
             borders.append(stop)
-    borders = [*(border for border in borders if border < file.size), file.size]
-    return [(file, start, stop) for start, stop in itertools.pairwise(borders)]
+    if borders[-1] >= file.size:  # the last line end is the end of the file
+        borders.pop()
+    borders.append(file.size)
+    return [Block(file, start, stop) for start, stop in itertools.pairwise(borders)]
 
 
 # ------------------------------------------------------------------------------------------------------------------ hub

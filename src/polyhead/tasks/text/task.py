@@ -119,7 +119,7 @@ class Text(Task):
             pieces = functools.partial(sources.read_files, files, self.held_out)
         else:
             source += [self.limit, self.column]
-            pieces = functools.partial(sources.read_hub, *source)
+            pieces = functools.partial(sources.read_hub, self.data, self.held_out, self.limit, self.column)
         # A folder for each text and tokenizer: a readable name, and a hash of all that decides the tokens.
         name = re.sub(r"[^A-Za-z0-9]+", "-", self.data)[-40:].strip("-")
         source.append(getattr(self._existing_codec, "digest", self.tokenizer))

@@ -77,7 +77,9 @@ class Subwords:
 
 def with_blank(text: str, name: str) -> str:
     """A decoded token, else its name.  SentencePiece drops a first blank, for which the name has a bar."""
-    return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text or name
+    if name.startswith("▁") and not text.startswith(" "):
+        return f" {text}"
+    return text or name
 
 
 def _call(name: str, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
@@ -106,8 +108,10 @@ def check(tokenizer: str) -> None:
 def existing(tokenizer: str) -> Codec | None:
     """The codec that `tokenizer` names, or None if it must be trained.  Raises ValueError if it is not there."""
     kind, _, name = tokenizer.partition(":")
-    if kind in ("bytes", "bpe"):
-        return Bytes() if kind == "bytes" else None
+    if kind == "bytes":
+        return Bytes()
+    if kind == "bpe":
+        return None
     if kind != "hub":
         return read(tokenizer)
     with optional(f"Text: tokenizer='{tokenizer}'", "polyhead[text]"):

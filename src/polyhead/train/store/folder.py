@@ -153,9 +153,10 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
         for name, kind in FIELDS.items():
             if not isinstance(values[name], kind):
                 raise TypeError(f"{name} is {values[name]!r:.40}")
-        values["scores"] = {split: numbers(score) for split, score in values["scores"].items()}
-        if not all(isinstance(number, int | float) for score in values["scores"].values() for number in score.values()):
-            raise TypeError("scores must be numbers")
+        for split, scores in values["scores"].items():
+            values["scores"][split] = numbers(scores)
+            if not all(isinstance(number, int | float) for number in values["scores"][split].values()):
+                raise TypeError("scores must be numbers")
         return Result(**values, folder=path.parent)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise Damaged(f"{path}: not a result ({error})") from None

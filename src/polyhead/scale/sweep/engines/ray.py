@@ -57,7 +57,9 @@ class Ray(Engine):
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
         import ray
 
-        cpus, memory = self.resources.cpus, int((self.resources.memory or 0) * 2**30) or None
+        cpus, memory = self.resources.cpus, self.resources.memory
+        if memory is not None:
+            memory = int(memory * 2**30)  # Ray counts bytes
         options: dict[str, Any] = {"num_cpus": cpus, "num_gpus": self.resources.gpus, "memory": memory}
         train = ray.remote(**options)(engines.train_in_child)
         # Modules of the user's own tasks: their names, and where they lie.
