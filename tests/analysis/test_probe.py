@@ -165,6 +165,8 @@ def test_a_network_with_a_constant_code_is_exactly_at_the_null() -> None:
     rows = probe_model(model, TASK, sequences=100, queries=0)
     assert len(rows) == 8
     assert all(row["f1"] == row["chance"] > 0 for row in rows)
+    with refusing("probe: queries must be at most 512 but is 513"):
+        probe_model(model, TASK, queries=513)
 
 
 # -------------------------------------------------------------------------------------------------------------- SRAVEN

@@ -27,6 +27,8 @@ from polyhead.tasks.base import Batch, Task, portion, stream
 Array = np.ndarray
 Index = Array | Tensor | slice | list[int]
 Device = torch.device | str
+# How many sequences the draw for query tokens has.
+MAX_QUERIES = 512
 # Names and numbers.
 Row = dict[str, Any]
 # Of a batch: (b), or (b n) for n pairs; the last batch may be smaller.
@@ -209,6 +211,8 @@ def probe_model(
         raise ValueError(f"probe: {reason}, so there is no code to read")
     check_number("probe", "sequences", sequences, 2)
     check_number("probe", "queries", queries, 0)
+    if queries > MAX_QUERIES:
+        raise ValueError(f"probe: queries must be at most {MAX_QUERIES} but is {queries}")
     rows: list[Row] = []
     for view, (drawn, _) in views(task).items():
         for kind, source, query_tokens in _query_kinds(drawn, queries, seed=seed, device=device):
@@ -227,7 +231,7 @@ def _query_kinds(
     task: Task, queries: int, *, seed: int, device: Device
 ) -> list[tuple[str, Task, Sequence[Tensor | None]]]:
     """What varies, the task to draw from, and the tokens that replace the last one; None: each sequence has its own."""
-    (batch,) = draws(task, "iid", 512, seed=seed, purpose="queries", device=device)
+    (batch,) = draws(task, "iid", MAX_QUERIES, seed=seed, purpose="queries", device=device)
     distinct_tokens = batch.inputs[:, -1].unique(dim=0)
     if len(distinct_tokens) == 1:
         return [("fixed", task, [None])]
