@@ -161,7 +161,7 @@ class AttentionCall:
     pool: str = ""  # in pooled heads: of keys
     softcap: float | None = None  # in softmax heads: scores x become softcap tanh(x / softcap) before the bias
     sinks: Tensor | None = None  # in softmax heads: the score (h) of a further key that every query sees, of value 0
-    network: str = ""  # in pooled heads: "pair" or "query", which has a value network of its own
+    network: str = ""  # in pooled heads: what has a value network of its own (spec.NETWORKS)
 
     @property
     def lengths(self) -> tuple[int, int]:
