@@ -126,8 +126,8 @@ class TransformerBlock(nn.Module):
                 x, y = x[:, -num_outputs:], y[:, -num_outputs:]
             x = self._add(x, y, self.norm1)
             if self.cross is not None:
-                asking = self._before(x, self.norm_cross)
-                y = self.cross(asking, context, mask=context_mask, symbols=context_symbols, cache=cache, taps=taps)
+                receivers = self._before(x, self.norm_cross)
+                y = self.cross(receivers, context, mask=context_mask, symbols=context_symbols, cache=cache, taps=taps)
                 x = self._add(x, y, self.norm_cross)
             if self.reads_all_queries:
                 x = x[:, x.shape[1] - num_outputs :]
@@ -166,9 +166,9 @@ class TransformerBlock(nn.Module):
         if keep is not None:
             keep = keep[..., -tail:, :]
         # Normed once more: a part of `source` would cost the backward pass a tensor of its whole size.
-        asking = self._before(x, self.norm1)
+        receivers = self._before(x, self.norm1)
         return self.attention(
-            asking, source, mask=mask, keep=keep, symbols=symbols, positions=positions, first=first, taps=taps
+            receivers, source, mask=mask, keep=keep, symbols=symbols, positions=positions, first=first, taps=taps
         )
 
     def _check(
