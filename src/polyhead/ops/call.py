@@ -150,7 +150,7 @@ class AttentionCall:
     bias: Tensor | None = None
     masks: Masks = NOTHING_HIDDEN
     keep: Tensor | None = None
-    scale: float | Tensor | None = None  # a Tensor is refused (check_scale)
+    scale: float | None = None
     impl: str = "auto"  # the implementation that the caller asked for
     normalise: str = "softmax"
     value_weight: Tensor | None = None
@@ -171,7 +171,6 @@ class AttentionCall:
     @property
     def score_scale(self) -> float:
         """The factor of q . k, as a number."""
-        assert not isinstance(self.scale, Tensor)
         if self.scale is None:
             return self.q.shape[-1] ** -0.5
         return self.scale
