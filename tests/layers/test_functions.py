@@ -164,4 +164,4 @@ def test_compiled_it_must_have_been_seen_to_heed_keep():
         compiled(x)
     attention(x)
     assert compiled(x).shape == x.shape
-    assert functions.is_own(attention.groups[0])
+    assert functions.has_user_function(attention.groups[0])

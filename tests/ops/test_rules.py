@@ -193,6 +193,8 @@ def test_a_scale_is_a_number(op):
         ops.hyla(q, q, q, mask=torch.ones(q.shape[1], dtype=torch.bool, device="meta"))
     with refusing("latent_code: scale must be a number but is a Tensor; multiply q by it"):
         inspect.unwrap(ops.latent_code)(q, q, normalise="softmax", scale=scaled.scale)
+    with refusing("linear_step: scale must be a number but is a Tensor; multiply q by it"):
+        inspect.unwrap(ops.linear_step)(q, q, q, scale=scaled.scale)
 
 
 LIMITED = {

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polyhead.analysis.capture import capture, for_model, within
 from polyhead.layers.block import TransformerBlock
-from polyhead.layers.heads.functions import Code, coder, compiled, is_own
+from polyhead.layers.heads.functions import Code, coder, compiled, has_user_function
 from polyhead.layers.heads.groups import HylaHeads, LinearHeads, SoftmaxHeads
 from polyhead.layers.taps import GroupTaps, looking
 from polyhead.models.transformer import Transformer
@@ -127,7 +127,7 @@ def _rows(
     layer = within(function, "layer", layer, len(model.blocks))
     for group in _groups(model, layer):
         one_of(function, "kind of heads", getattr(group, "kind", type(group).__name__), KINDS)
-        if is_own(group):
+        if has_user_function(group):
             raise ValueError(f"{function}: heads must compute their own mechanism, not a user's function")
 
     scores: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}

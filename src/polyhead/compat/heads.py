@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from polyhead import config
 from polyhead.layers.call import no_script
 from polyhead.layers.device import Placement
-from polyhead.layers.heads.functions import compiled, is_own
+from polyhead.layers.heads.functions import compiled, has_user_function
 from polyhead.layers.heads.groups import build
 from polyhead.layers.symbols import build_symbols
 from polyhead.ops.readable import is_readable
@@ -81,7 +81,7 @@ def added(layer: str, groups: Iterable[nn.Module], bias: Tensor | None) -> Tenso
         # A softmax over keys makes such a code 0, but relations and pooling do not read the code alone.
         has_relation_softmax = getattr(inner, "q_rel", None) is not None and inner.relation_act == "softmax"
         reads_code_alone = getattr(inner, "pool", "sum") == "sum" and not has_relation_softmax
-        if normalise not in NORMALISE or is_own(group):
+        if normalise not in NORMALISE or has_user_function(group):
             continue
         if SOFTMAX_AXIS.get(normalise) == "s" and reads_code_alone:
             continue

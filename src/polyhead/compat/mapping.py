@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from polyhead.layers.attention import MultiHeadAttention
-from polyhead.layers.heads.functions import compiled, is_own
+from polyhead.layers.heads.functions import compiled, has_user_function
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def check_functions(function: str, model: nn.Module) -> None:
             continue
         extras = layer.gates is not None
         for group in layer.groups:
-            if is_own(group):
+            if has_user_function(group):
                 name = type(compiled(group)).__name__
                 raise ValueError(f"{function}: {name} must compute the op of their kind but compute a user's function")
             extras |= bool(compiled(group).extras)

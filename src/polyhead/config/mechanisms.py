@@ -116,7 +116,7 @@ class SymbolicAttention(Symbols):
 
 @dataclass(frozen=True)
 class RelationalSymbols(SymbolicAttention):
-    """Symbolic attention whose query is a token's relations to its neighbours instead of the token.
+    """Symbolic attention that reads a token's relations to its neighbours instead of the token.
 
     `neighbours`: tokens before it (and, unless causal, after it).  `relations`: inner products per neighbour.
     `normalise`: softmax of each over the neighbours.  `causal` None: as in the model.

@@ -68,7 +68,7 @@ class AttentionCall:
         return self.q.shape[1], self.k.shape[1]
 
     @property
-    def factor(self) -> float | jax.Array:
+    def score_scale(self) -> float | jax.Array:
         """The factor of the products of queries and keys, in at least float32."""
         if self.scale is None:
             return self.q.shape[-1] ** -0.5

@@ -5,15 +5,15 @@ from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import compute
-from polyhead.jaxside.latent_code import code, drop, finite_bias, products, relate, retrieve, share
+from polyhead.jaxside.latent_code import code, drop, finite_bias, inner, relate, retrieve, share
 from polyhead.spec.shapes import shaped
 
 
 def reference(call: AttentionCall) -> jax.Array:
     """The equation, literally."""
-    inner = products(call.q_rel, share(call.k_rel, call.q.shape[2]))
+    products = inner(call.q_rel, share(call.k_rel, call.q.shape[2]))
     _, mask = finite_bias(call)
-    product = code(call) * relate(inner, call.act, mask)
+    product = code(call) * relate(products, call.act, mask)
     return retrieve(drop(product.astype(call.q.dtype), call.keep), call.v)
 
 

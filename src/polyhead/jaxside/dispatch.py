@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from polyhead.jaxside.call import AttentionCall
-from polyhead.jaxside.latent_code import blank, check_call
+from polyhead.jaxside.latent_code import check_call, zero_hidden_keys
 from polyhead.jaxside.tiles import Reference, is_large, run_in_tiles
 from polyhead.spec import mechanism
 from polyhead.spec.shapes import check_heads, one_of
@@ -44,11 +44,11 @@ def compute(op: str, reference: Reference, impl: str, call: AttentionCall) -> ja
     check_call(op, call)
 
     # Keys that no query reads become 0: NaN there would be multiplied by a code of 0, which gives NaN.
-    call = replace(call, k=blank(call.masks.mask, call.k), v=blank(call.masks.mask, call.v))
+    call = replace(call, k=zero_hidden_keys(call.masks.mask, call.k), v=zero_hidden_keys(call.masks.mask, call.v))
     if call.k_rel is not None:
-        call = replace(call, k_rel=blank(call.masks.mask, call.k_rel))
+        call = replace(call, k_rel=zero_hidden_keys(call.masks.mask, call.k_rel))
     if call.scale is not None:
-        call = replace(call, scale=call.factor)  # an integer has no gradient
+        call = replace(call, scale=call.score_scale)  # an integer has no gradient
     if call.network == "sequence":
         if impl == "blocked":
             reason = "has some queries in a tile, but network='sequence' reads all of them at once"

@@ -133,7 +133,7 @@ def rms_heads(scores: jax.Array) -> jax.Array:
     return scores * jax.lax.rsqrt(jnp.mean(jnp.square(scores), 1, keepdims=True) + RMS_HEADS_EPS)
 
 
-def blank(mask: jax.Array | None, x: jax.Array) -> jax.Array:
+def zero_hidden_keys(mask: jax.Array | None, x: jax.Array) -> jax.Array:
     """Keys or values (b s g _), 0 at keys that `mask` hides from every query in all heads: NaN there is harmless."""
     if mask is None or x.ndim != 4:
         return x
@@ -158,7 +158,7 @@ def logits(call: AttentionCall) -> tuple[jax.Array, jax.Array | None]:
     k = share(call.k, call.q.shape[2])
 
     # Not the queries times a factor: in half precision they would be rounded, see ops/latent_code.py.
-    scores = jnp.einsum("b t h d, b s h d -> b h t s", call.q, k, preferred_element_type=exact) * call.factor
+    scores = jnp.einsum("b t h d, b s h d -> b h t s", call.q, k, preferred_element_type=exact) * call.score_scale
     bias, mask = finite_bias(call)
     if bias is not None:
         scores = scores + bias
@@ -179,14 +179,14 @@ def code(call: AttentionCall) -> jax.Array:
     return scores.astype(call.q.dtype)
 
 
-def relate(inner: jax.Array, act: str, mask: jax.Array | None) -> jax.Array:
+def relate(products: jax.Array, act: str, mask: jax.Array | None) -> jax.Array:
     """Apply a relation's activation (spec.RELATION_ACTS) to (b r t s) products; softmax runs over visible keys."""
     if act != "softmax":
-        return ACTIVATIONS[act](inner)
-    return softmax_visible(wide(inner), mask, 3).astype(inner.dtype)
+        return ACTIVATIONS[act](products)
+    return softmax_visible(wide(products), mask, 3).astype(products.dtype)
 
 
-def visible_to_any_head(mask: jax.Array | None) -> jax.Array | None:
+def any_head(mask: jax.Array | None) -> jax.Array | None:
     """The mask of relations, which heads share: True where it is True for any head."""
     # All heads share a mask of one head.
     if mask is None or mask.ndim < 3 or mask.shape[-3] == 1:
@@ -232,7 +232,7 @@ def latent_code(
     call = AttentionCall(q, k, bias=bias, masks=masks, scale=scale, normalise=normalise)
     check_call("latent_code", call)
     call = jax.tree.map(jnp.asarray, call)
-    return code(replace(call, k=blank(call.masks.mask, call.k)))
+    return code(replace(call, k=zero_hidden_keys(call.masks.mask, call.k)))
 
 
 @shaped
@@ -258,13 +258,13 @@ def relations(
     call = AttentionCall(q_rel, k_rel, masks=Masks(mask, causal, window, cu_seqlens))
     check_call("relations", call)
     call = jax.tree.map(jnp.asarray, call)
-    keys = blank(call.masks.mask, call.k) if relation_act == "softmax" else call.k
-    inner = products(call.q, keys)
-    return relate(inner, relation_act, visible_to_any_head(visible(call))).astype(call.q.dtype)
+    keys = zero_hidden_keys(call.masks.mask, call.k) if relation_act == "softmax" else call.k
+    products = inner(call.q, keys)
+    return relate(products, relation_act, any_head(visible(call))).astype(call.q.dtype)
 
 
-def products(q_rel: jax.Array, k_rel: jax.Array) -> jax.Array:
+def inner(q_rel: jax.Array, k_rel: jax.Array) -> jax.Array:
     """q_rel . k_rel / sqrt(p), for shared relations (r) or one per head (h, written r here); in at least float32."""
     exact = jnp.promote_types(q_rel.dtype, jnp.float32)
-    inner = jnp.einsum("b t r p, b s r p -> b r t s", q_rel, k_rel, preferred_element_type=exact)
-    return inner * q_rel.shape[-1] ** -0.5
+    products = jnp.einsum("b t r p, b s r p -> b r t s", q_rel, k_rel, preferred_element_type=exact)
+    return products * q_rel.shape[-1] ** -0.5

@@ -8,32 +8,33 @@ from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks,
 from polyhead.jaxside.dispatch import compute
 from polyhead.jaxside.latent_code import (
     ACTIVATIONS,
+    any_head,
     code,
     drop,
     finite_bias,
     rms_heads,
     share,
-    visible_to_any_head,
     wide,
 )
 from polyhead.spec.shapes import check_reads_all_queries, shaped
 
 
 def reference(call: AttentionCall) -> jax.Array:
-    """The equation of `call.network`, literally; h is 1 in u and e is 1 in a."""
+    """The equation of `call.network`, literally."""
     mask = finite_bias(call)[1]
     a = drop(code(call), call.keep)
     if call.network == "sequence":
         return sequence_network(call, a, mask)
-    # The hidden layer of each pair, which all heads share.
+    phi = ACTIVATIONS[call.act]
+    # The mixtures of values (b 1 t s e), which all heads share, and the codes (b h t s 1).
     u = jnp.einsum("b h t s, b s h e -> b t s e", a, share(call.v, call.q.shape[2]))[:, None]
     a = a[..., None]
-    if call.network == "query":
-        u = pooled(u, call.pool, visible_to_any_head(mask))
-        a = rms_heads(wide(pooled(a, call.pool, mask))).astype(a.dtype)
-        # What was pooled has no keys left to mask.
-        mask = None
-    out = pooled(a * ACTIVATIONS[call.act](u), call.pool, mask)
+    if call.network == "pair":
+        out = pooled(a * phi(u), call.pool, mask)
+    else:
+        # The code of a query (b h t 1 1) is what pooling leaves of the codes of its pairs.
+        query_code = rms_heads(wide(pooled(a, call.pool, mask))).astype(a.dtype)
+        out = query_code * phi(pooled(u, call.pool, any_head(mask)))
     return out[:, :, :, 0].swapaxes(1, 2)
 
 
@@ -51,7 +52,7 @@ def sequence_network(call: AttentionCall, a: jax.Array, mask: jax.Array | None) 
     # The first layer mixes the heads' operations, and the code is the second layer, too.
     v = share(call.v, call.q.shape[2])
     mixed = jnp.einsum("b h t s, b s h e -> b t s e", a * sequence_code[..., 0], v)
-    hidden = ACTIVATIONS[call.act](pooled(mixed[:, None], call.pool, visible_to_any_head(mask)))
+    hidden = ACTIVATIONS[call.act](pooled(mixed[:, None], call.pool, any_head(mask)))
     return (sequence_code * hidden)[:, :, :, 0].swapaxes(1, 2)
 
 

@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale, Symbols
 from polyhead.jaxside.dispatch import compute
-from polyhead.jaxside.latent_code import blank, code, drop, finite_bias, products, relate, retrieve, visible_to_any_head
+from polyhead.jaxside.latent_code import any_head, code, drop, finite_bias, inner, relate, retrieve, zero_hidden_keys
 from polyhead.spec.shapes import shaped
 
 
@@ -14,9 +14,9 @@ def reference(call: AttentionCall) -> jax.Array:
     """The equation, literally."""
     a = drop(code(call), call.keep)
     _, mask = finite_bias(call)
-    k_rel = blank(mask, call.k_rel) if call.act == "softmax" else call.k_rel
-    inner = products(call.q_rel, k_rel)
-    relations = relate(inner, call.act, visible_to_any_head(mask)).astype(call.q.dtype)
+    k_rel = zero_hidden_keys(mask, call.k_rel) if call.act == "softmax" else call.k_rel
+    products = inner(call.q_rel, k_rel)
+    relations = relate(products, call.act, any_head(mask)).astype(call.q.dtype)
     related = jnp.einsum("b h t s, b r t s -> b t h r", a, relations)
     return retrieve(a, call.v) + jnp.einsum("h e r, b t h r -> b t h e", call.relation_weight, related)
 

@@ -337,19 +337,7 @@ class MultiHeadAttention(nn.Module):
             tensors["q"] = self._normalise_and_rotate(i, tensors["q"], call, are_queries=True)
         dtype = next(iter(tensors.values()), call.x).dtype
 
-        # Keys and values, after those of earlier calls; a context's are computed once.
-        if call.cache is not None and call.context is not None:
-            if call.t == 0 and call.computes_keys:  # the next call may have another context
-                cached = self._key_tensors(i, rows, features, symbols, call)
-            else:
-                cached = call.cache.computed_once(i, lambda: self._key_tensors(i, rows, features, symbols, call))
-            # They may have been cached under autocast and be read without it.
-            tensors.update({name: x.to(torch.promote_types(x.dtype, dtype)) for name, x in cached.items()})
-        else:
-            for name, x in self._key_tensors(i, rows, features, symbols, call).items():
-                if call.cache is not None and name != "table":
-                    x = call.append_to_cache((i, name), x)
-                tensors[name] = x
+        tensors.update(self._all_keys(i, rows, features, symbols, call, dtype))
         if self.shared[i]:
             tensors["q"], tensors["k"] = previous["q"], previous["k"]
 
@@ -364,7 +352,31 @@ class MultiHeadAttention(nn.Module):
             tensors["v"] = tensors["v"].expand(call.x.shape[0], -1, -1, -1)
         return tensors
 
-    def _key_tensors(
+    def _all_keys(
+        self,
+        i: int,
+        rows: Rows,
+        features: Tensor | None,
+        symbols: Tensor | None,
+        call: LayerCall,
+        dtype: torch.dtype,
+    ) -> dict[str, Tensor]:
+        """The tensors of `_new_keys`, after those that the cache holds; those of a context are computed once."""
+        if call.cache is None:
+            return self._new_keys(i, rows, features, symbols, call)
+        if call.context is None:
+            tensors = {}
+            for name, x in self._new_keys(i, rows, features, symbols, call).items():
+                tensors[name] = x if name == "table" else call.append_to_cache((i, name), x)
+            return tensors
+        if call.t == 0 and call.computes_keys:  # the next call may have another context
+            cached = self._new_keys(i, rows, features, symbols, call)
+        else:
+            cached = call.cache.computed_once(i, lambda: self._new_keys(i, rows, features, symbols, call))
+        # They may have been cached under autocast and be read without it.
+        return {name: x.to(torch.promote_types(x.dtype, dtype)) for name, x in cached.items()}
+
+    def _new_keys(
         self, i: int, rows: Rows, features: Tensor | None, symbols: Tensor | None, call: LayerCall
     ) -> dict[str, Tensor]:
         """For the new keys: k (b s g d), k_rel, and v (b|1 s g e) or the table of relative symbols."""

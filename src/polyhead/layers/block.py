@@ -116,18 +116,12 @@ class TransformerBlock(nn.Module):
                 if positions is not None or cache is not None:
                     name = "positions" if cache is None else "a cache"
                     raise ValueError(f"TransformerBlock: tail counts positions from 0, so {name} cannot be given")
-                # One row of a mask of pairs would be taken for a mask of keys, so two rows are computed.
-                num_rows = num_outputs
-                if num_outputs == 1 and mask is not None and mask.ndim >= 2 and mask.shape[-2] > 1:
-                    num_rows = 2
-                    if keep is not None and keep.shape[-2] == 1:
-                        keep = keep.expand(*keep.shape[:-2], 2, -1)
-                y = self._attend_tail(x[:, -num_rows:], source, mask, keep, symbols=symbols, taps=taps)
-                x, y = x[:, -num_outputs:], y[:, -num_outputs:]
+                y = self._attend_tail(x, num_outputs, source, mask, keep, symbols=symbols, taps=taps)
+                x = x[:, -num_outputs:]
             x = self._add(x, y, self.norm1)
             if self.cross is not None:
-                asking = self._before(x, self.norm_cross)
-                y = self.cross(asking, context, mask=context_mask, symbols=context_symbols, cache=cache, taps=taps)
+                receivers = self._before(x, self.norm_cross)
+                y = self.cross(receivers, context, mask=context_mask, symbols=context_symbols, cache=cache, taps=taps)
                 x = self._add(x, y, self.norm_cross)
             if self.reads_all_queries:
                 x = x[:, x.shape[1] - num_outputs :]
@@ -149,6 +143,7 @@ class TransformerBlock(nn.Module):
     def _attend_tail(
         self,
         x: Tensor,
+        tail: int,
         source: Tensor,
         mask: Tensor | None,
         keep: Tensor | None,
@@ -156,20 +151,25 @@ class TransformerBlock(nn.Module):
         symbols: Symbols,
         taps: list[Taps] | None,
     ) -> Tensor:
-        """Self-attention of the last tokens, x before its norm, to all of `source`, as cross-attention."""
-        tail = x.shape[1]
-        first = source.shape[1] - tail
-        positions = torch.arange(first, source.shape[1], device=source.device)[None]
+        """Self-attention of the last `tail` tokens of x to all of `source`, x after its norm, as cross-attention."""
+        num_rows = tail
         # A mask of keys (b 1 1 s) serves every query; one of pairs is cut to the rows of the tail.
         if mask is not None and mask.ndim >= 2 and mask.shape[-2] > 1:
-            mask = mask[..., -tail:, :]
+            # A single row would be taken for a mask of keys, so at least two are computed.
+            num_rows = max(tail, 2)
+            mask = mask[..., -num_rows:, :]
         if keep is not None:
-            keep = keep[..., -tail:, :]
+            if keep.shape[-2] == tail:  # it may be that of the tail alone
+                keep = keep.expand(*keep.shape[:-2], num_rows, -1)
+            keep = keep[..., -num_rows:, :]
+        first = source.shape[1] - num_rows
+        positions = torch.arange(first, source.shape[1], device=source.device)[None]
         # Normed once more: a part of `source` would cost the backward pass a tensor of its whole size.
-        asking = self._before(x, self.norm1)
-        return self.attention(
-            asking, source, mask=mask, keep=keep, symbols=symbols, positions=positions, first=first, taps=taps
+        receivers = self._before(x[:, -num_rows:], self.norm1)
+        y = self.attention(
+            receivers, source, mask=mask, keep=keep, symbols=symbols, positions=positions, first=first, taps=taps
         )
+        return y[:, -tail:]
 
     def _check(
         self,

@@ -133,26 +133,41 @@ def call_of(
     Raises ValueError for a wrong width, for arguments that a cache or packed sequences exclude, and for a cache of
     another layer.
     """
-    causal, window = layer.causal, layer.window
     if x.shape[-1] != layer.dim:
         raise ValueError(f"{LAYER}: m = {layer.dim} but x (b t m) = {tuple(x.shape)}")
-    _check_exclusions(x, context, causal, cu_seqlens, cache)
-    t = x.shape[1]
-    if context is not None:  # cross-attention; a causal one aligns the last query with the last key
-        keys_cache = None if cache is None else cache.cross
-        num_cached, s = 0, context.shape[1]
-        if keys_cache is not None:
-            keys_cache.claim(LAYER, layer)
-            num_cached, num_keys = keys_cache.length, keys_cache.context_length(default=s)
-            if num_keys != s:
-                raise ValueError(f"{LAYER}: the cache is of a context of {num_keys} tokens, got one of {s}")
-        # Positions count from 0: with a negative offset query 0 is at 0, and key 0 at -offset.
-        aligned = s - t if causal else num_cached
-        offset = aligned if positions is None else num_cached
-        first = aligned if first is None else first
-        return LayerCall(x, context, keys_cache, num_cached, offset, s, first, positions)
+    _check_exclusions(x, context, layer.causal, cu_seqlens, cache)
+    if context is not None:
+        return _cross_call(layer, x, context, positions, first, None if cache is None else cache.cross)
+    return _self_call(layer, x, positions, first, cu_seqlens, cache)
 
-    # Self-attention: the keys are the tokens that the cache still holds, then those of x.
+
+def _cross_call(
+    layer: Any, x: Tensor, context: Tensor, positions: Tensor | None, first: int | None, cache: LayerCache | None
+) -> LayerCall:
+    """The call of cross-attention: the keys are those of the context; a `cache` holds them from the first call on."""
+    t, s, num_cached = x.shape[1], context.shape[1], 0
+    if cache is not None:
+        cache.claim(LAYER, layer)
+        num_cached, num_keys = cache.length, cache.context_length(default=s)
+        if num_keys != s:
+            raise ValueError(f"{LAYER}: the cache is of a context of {num_keys} tokens, got one of {s}")
+    # A causal layer aligns the last query with the last key.  Positions count from 0: with a negative offset query 0 is
+    # at 0, and key 0 at -offset.
+    aligned = s - t if layer.causal else num_cached
+    offset = aligned if positions is None else num_cached
+    first = aligned if first is None else first
+    return LayerCall(x, context, cache, num_cached, offset, s, first, positions)
+
+
+def _self_call(
+    layer: Any,
+    x: Tensor,
+    positions: Tensor | None,
+    first: int | None,
+    cu_seqlens: Tensor | None,
+    cache: LayerCache | None,
+) -> LayerCall:
+    """The call of self-attention: the keys are the tokens that the cache still holds, then those of x."""
     num_cached, gone, max_cached, key_positions = 0, 0, None, positions
     if cache is not None:
         cache.claim(LAYER, layer)
@@ -160,15 +175,15 @@ def call_of(
         _check_cache(cache, x, positions)
         # Padding has an index but no position, so a key may be inside the window by position though not by index.  A
         # cache that was told of a mask keeps all tokens, whatever the mask says: its size depends on no values.
-        if window is not None and (positions is None or cache.real is None):
-            max_cached = window - 1
+        if layer.window is not None and (positions is None or cache.real is None):
+            max_cached = layer.window - 1
         if positions is not None:
             if "positions" not in cache and num_cached > gone:  # tokens of calls without positions are at their indices
                 cache.put("positions", torch.arange(gone, num_cached, dtype=positions.dtype, device=x.device)[None])
             key_positions = _append(cache, "positions", positions, x.shape[0], max_cached)
-    s = num_cached - gone + t
+    s = num_cached - gone + x.shape[1]
     if first is None:
-        first = s - t if causal else num_cached
+        first = s - x.shape[1] if layer.causal else num_cached
     return LayerCall(
         x, None, cache, num_cached, num_cached, s, first, positions, gone, max_cached, key_positions, cu_seqlens
     )

@@ -1,7 +1,7 @@
 """Sources of symbols for relational heads: values that identify a token, by its place or by a choice of its features.
 
     symbolic     s_i = sum_n softmax_n(query(x_i) . template_n / sqrt(d)) library_n             each head its own part
-    relational   the same, with softmax_n(q(x_i) . k(x_n)) over the neighbours n of i in place of x_i
+    relational   the same, with map(softmax_j(q(x_i) . k(x_j))), j the neighbours of i, in place of x_i
     position     s_i = table_i
     relative     s_ij = table_(j - i), clipped: the symbol of key j for query i
 
@@ -126,7 +126,7 @@ class SymbolicAttention(SymbolModule):
 
 
 class RelationalSymbols(SymbolModule):
-    """Symbolic attention whose query is a token's relations to its neighbours, see `config.RelationalSymbols`.
+    """Symbolic attention that reads a token's relations to its neighbours, see `config.RelationalSymbols`.
 
     Neighbours are nearest first or, unless `causal`, from left to right.  Beyond the ends of the sequence the first or
     last token is used.  Padding is replaced by the real token before it, or after it if there is none.  Windows and
@@ -165,8 +165,8 @@ class RelationalSymbols(SymbolModule):
         self.symbolic = SymbolicAttention(source, dim, **placement)
         self.symbol_dim = self.symbolic.symbol_dim
 
-    def _seen(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
-        """The cached neighbours followed by `x`, with real tokens in place of padding."""
+    def _with_neighbours(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
+        """The tokens before `x` that a cache holds, then `x` (b n m), with real tokens in place of padding."""
         cache, mask = arguments.cache, arguments.mask
         if cache is None:
             if mask is None:
@@ -189,11 +189,11 @@ class RelationalSymbols(SymbolModule):
         cache.put(name, known[:, start:].clone())
         return tokens
 
-    def _asked(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
-        """The query vector of each token (b s m): its relations to its neighbours, mapped to the model width."""
+    def _mapped_relations(self, x: Tensor, arguments: SymbolArguments) -> Tensor:
+        """What symbolic attention reads in place of x (b s m): each token's relations to its neighbours, mapped."""
         if arguments.cache is None and arguments.first:
             raise ValueError(f"RelationalSymbols: first = {arguments.first} needs the tokens before it: give cache=")
-        tokens = self._seen(x, arguments)
+        tokens = self._with_neighbours(x, arguments)
         x = tokens[:, tokens.shape[1] - x.shape[1] :]
         # The rows (s n) of each new token's neighbours among `tokens`, clipped to the ends of the sequence.
         indices = torch.arange(tokens.shape[1] - x.shape[1], tokens.shape[1], device=x.device)
@@ -216,11 +216,11 @@ class RelationalSymbols(SymbolModule):
         self, x: Float[Tensor, "b s m"], *, cu_seqlens: Tensor | None = None, mask: Tensor | None = None
     ) -> Float[Tensor, "b s h n"]:
         """How much of each symbol every token takes, for each head; adds up to 1 over symbols."""
-        return self.symbolic.assignments(self._asked(x, SymbolArguments(cu_seqlens=cu_seqlens, mask=mask)))
+        return self.symbolic.assignments(self._mapped_relations(x, SymbolArguments(cu_seqlens=cu_seqlens, mask=mask)))
 
     def symbols(self, x: Float[Tensor, "b s m"], arguments: SymbolArguments) -> Float[Tensor, "b s _"]:
         """Symbols (b s symbol_dim) of each token, by its relations to its neighbours."""
-        return self.symbolic(self._asked(x, arguments))
+        return self.symbolic(self._mapped_relations(x, arguments))
 
 
 def in_place_of_padding(x: Tensor, real: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:

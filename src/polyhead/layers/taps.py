@@ -13,12 +13,12 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from polyhead.layers.heads.functions import Code, compiled, is_own, seen_coder
+from polyhead.layers.heads.functions import Code, coder_of_call, compiled, has_user_function
 from polyhead.layers.heads.symbolic import SymbolGroup
 from polyhead.ops.call import AttentionCall, Masks
 from polyhead.ops.latent_code import inner, relate, relations, share, visible_pairs
 
-# The value of `kind`, `normalise` and `act` for heads that compute a user's function.
+# The value of `kind` and `normalise` for heads that compute a user's function, and of `act` if a wrapper hides it.
 OWN = "own"
 
 
@@ -92,15 +92,15 @@ def tapped(group: Any, x: AttentionCall, output: Tensor, **fields: Any) -> Group
 
     A user's code function gets the limits of the call again.  For a user's function the options are unknown.
     """
-    is_user_defined, bare = is_own(group), compiled(group)
+    bare = compiled(group)
     names: dict[str, Any] = {"kind": OWN, "normalise": OWN}
-    if not is_user_defined:
+    if not has_user_function(group):
         names = {"kind": group.kind, "normalise": group.normalise}
         if isinstance(bare, SymbolGroup):
             fields |= {"relation_act": bare.relation_act, "relation_weight": bare.relation_weight}
     return GroupTaps(
         **names,
-        act=getattr(group, "act", OWN),  # a wrapper may not pass on these attributes
+        act=getattr(group, "act", OWN),  # a wrapper may not pass on these three attributes
         depth=getattr(group, "depth", 1),
         q=x.q,
         k=x.k,
@@ -110,7 +110,7 @@ def tapped(group: Any, x: AttentionCall, output: Tensor, **fields: Any) -> Group
         mask=replace(x.masks, causal=False).visible(*x.lengths, x.q.device),
         causal=x.masks.causal,
         value_weight=getattr(group, "value_weight", None),
-        coder=seen_coder(group, x),
+        coder=coder_of_call(group, x),
         q_rel=x.q_rel,
         k_rel=x.k_rel,
         **fields,

@@ -45,8 +45,8 @@ class Sources:
         self.cross = cross
         self.shared = nn.ModuleList()
         self.by_layer = [nn.ModuleList() for _ in layers]
-        # `registered` (list and index) and `reads_embedded` have an entry for each source; `numbers` has the source's
-        # number by layer and group, or None.
+        # A source's number is its place in `registered` (its list, and its index there) and in `reads_embedded`.
+        # `numbers` has the number of each layer's groups, None for a group without symbols.
         self.registered: list[tuple[nn.ModuleList, int]] = []
         self.reads_embedded: list[bool] = []
         self.numbers: list[list[int | None]] = []
@@ -55,29 +55,29 @@ class Sources:
         if cross and settings.encoder is not None:
             length = settings.encoder.max_length
         causal = settings.causal and not cross
-        self.number_of: dict[object, int] = {}
+        self.number_by_key: dict[object, int] = {}
         build = functools.partial(build_symbols, dim=settings.dim, causal=causal, max_length=length, **placement)
         for layer, heads in enumerate(layers):
             numbers: list[int | None] = []
             for group in heads:
                 if isinstance(group, config.SymbolHeads):
-                    numbers.append(self._number_of(group.symbols, layer, build))
+                    numbers.append(self._add(group.symbols, layer, build))
                 else:
                     numbers.append(None)
             self.numbers.append(numbers)
 
-    def _number_of(self, source: config.SymbolSource, layer: int, build: Callable[..., nn.Module]) -> int:
-        """The index of a source of a layer, which is built if it is new."""
+    def _add(self, source: config.SymbolSource, layer: int, build: Callable[..., nn.Module]) -> int:
+        """The number of a source of a layer, which is built if it is new."""
         # Groups of a layer with equal settings read one source; if it is shared, those of all layers do.
         key: object = (source, layer)
         home = self.by_layer[layer]
         if source.shared:
             key = source
             home = self.shared
-        if key in self.number_of:
-            return self.number_of[key]
+        if key in self.number_by_key:
+            return self.number_by_key[key]
         number = len(self.registered)
-        self.number_of[key] = number
+        self.number_by_key[key] = number
         self.registered.append((home, len(home)))
         home.append(build(source, cache_key=number))
         self.reads_embedded.append(self.cross or getattr(source, "once", False))
@@ -116,35 +116,35 @@ class Sources:
         computed_symbols: dict[int, Tensor],
         *,
         cache: LayerCache | None,
-        again: bool,
+        recompute: bool,
         **arguments: Tensor | None,
     ) -> list[Tensor | None] | None:
         """The symbols of each group of a layer (None for a group without symbols), or None if no group has any.
 
         `x` is the layer's input, or the context.  Sources that are called once per model read `embedded`;
-        `computed_symbols` keeps their symbols from layer to layer.  `again`: with activation checkpointing the backward
-        pass recomputes a source.  `arguments`: further arguments of a source.
+        `computed_symbols` keeps their symbols from layer to layer.  `recompute`: with activation checkpointing the
+        backward pass recomputes a source.  `arguments`: further arguments of a source.
         """
-        reads = self.numbers[layer]
-        if all(number is None for number in reads):
+        numbers = self.numbers[layer]
+        if all(number is None for number in numbers):
             return None
 
         def computed(number: int) -> Tensor:
-            source = recomputed(self.module(number, owners), again and cache is None)
+            source = checkpointed(self.module(number, owners), recompute and cache is None)
             tokens = embedded if self.reads_embedded[number] else x
-            ask = functools.partial(source, tokens, **arguments)
+            symbols_of = functools.partial(source, tokens, **arguments)
             if cache is None:
-                return ask()
+                return symbols_of()
             if self.cross:  # the context is the same in every step
-                return cache.cross.computed_once(("symbols", number), lambda: {"symbols": ask()})["symbols"]
-            return ask(first=cache.length, cache=cache)
+                return cache.cross.computed_once(("symbols", number), lambda: {"symbols": symbols_of()})["symbols"]
+            return symbols_of(first=cache.length, cache=cache)
 
         # Called twice, a source would add the same tokens to the cache twice.
-        for number in dict.fromkeys(reads):
+        for number in dict.fromkeys(numbers):
             if number is not None and not (self.reads_embedded[number] and number in computed_symbols):
                 computed_symbols[number] = computed(number)
         symbols: list[Tensor | None] = []
-        for number in reads:
+        for number in numbers:
             symbols.append(None if number is None else computed_symbols[number])
         return symbols
 
@@ -173,11 +173,11 @@ class Sources:
         return dataclasses.replace(taps, groups=tuple(groups))
 
 
-def recomputed(module: nn.Module, again: bool) -> Callable[..., Tensor]:
-    """`module`; if `again`, with activation checkpointing: it saves its inputs and recomputes the rest.
+def checkpointed(module: nn.Module, recompute: bool) -> Callable[..., Tensor]:
+    """`module`; if `recompute`, with activation checkpointing: it saves its inputs and recomputes the rest.
 
     torch.func has no such saving, so that its derivatives keep all.
     """
-    if not again or needs_more_than_backward():
+    if not recompute or needs_more_than_backward():
         return module
     return functools.partial(checkpoint, module, use_reentrant=False)

@@ -38,7 +38,7 @@ from polyhead.models.inputs_outputs import (
     input_positions,
 )
 from polyhead.models.rivals.abstractor import PRESET, AbstractorModel
-from polyhead.models.symbol_routing import Owners, Sources, recomputed
+from polyhead.models.symbol_routing import Owners, Sources, checkpointed
 from polyhead.ops.call import Packed
 from polyhead.spec.shapes import shaped
 
@@ -294,10 +294,10 @@ class Transformer(nn.Module):
     def _through(self, x: Tensor, arguments: "_BlockArguments", tail: int | None, taps: list[Taps] | None) -> Tensor:
         """All blocks; the last computes only the tail."""
         # Checkpointing runs a block twice, which must neither collect taps twice nor add tokens to a cache twice.
-        again = self.config.checkpoint and self.training and taps is None and arguments.cache is None
+        recompute = self.config.checkpoint and self.training and taps is None and arguments.cache is None
         embedded, last = x, len(self.blocks) - 1
         # Symbols by number of their source; those of a source that is called once per model serve later layers, too.
-        own_symbols: dict[int, Tensor] = {}
+        self_symbols: dict[int, Tensor] = {}
         cross_symbols: dict[int, Tensor] = {}
         # Masks (b 1 1 s) of the keys of self-attention, unless a cache has them, and of those of the context.
         mask = context_mask = None
@@ -315,9 +315,9 @@ class Transformer(nn.Module):
                 cache = arguments.cache[i]
             if arguments.keep is not None:
                 keep = arguments.keep[i]
-            options: dict[str, Any] = {"cache": cache, "again": again}
+            options: dict[str, Any] = {"cache": cache, "recompute": recompute}
             symbols = self._self_sources.symbols_of_layer(
-                layer, owners, x, embedded, own_symbols, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens,
+                layer, owners, x, embedded, self_symbols, mask=arguments.mask, cu_seqlens=arguments.cu_seqlens,
                 positions=arguments.positions, **options,
             )  # fmt: skip
             context, context_symbols = arguments.context, None
@@ -325,9 +325,9 @@ class Transformer(nn.Module):
                 context_symbols = self._cross_sources.symbols_of_layer(
                     layer, owners, context, context, cross_symbols, mask=arguments.context_mask, **options
                 )
-            entering = x
+            block_input = x
             layer_taps: list[Taps] | None = None if taps is None else []
-            x = recomputed(block, again)(
+            x = checkpointed(block, recompute)(
                 x,
                 context,
                 mask=mask,
@@ -342,10 +342,10 @@ class Transformer(nn.Module):
                 taps=layer_taps,
             )
             if taps is not None and layer_taps is not None:
-                taps += self._shown(layer, owners, layer_taps, (entering, embedded), arguments)
+                taps += self._complete(layer, owners, layer_taps, (block_input, embedded), arguments)
         return x
 
-    def _shown(
+    def _complete(
         self,
         layer: int,
         owners: Owners,

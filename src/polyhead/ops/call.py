@@ -150,7 +150,7 @@ class AttentionCall:
     bias: Tensor | None = None
     masks: Masks = NOTHING_HIDDEN
     keep: Tensor | None = None
-    scale: float | Tensor | None = None  # a Tensor is refused (check_scale)
+    scale: float | None = None
     impl: str = "auto"  # the implementation that the caller asked for
     normalise: str = "softmax"
     value_weight: Tensor | None = None
@@ -161,7 +161,7 @@ class AttentionCall:
     pool: str = ""  # in pooled heads: of keys
     softcap: float | None = None  # in softmax heads: scores x become softcap tanh(x / softcap) before the bias
     sinks: Tensor | None = None  # in softmax heads: the score (h) of a further key that every query sees, of value 0
-    network: str = ""  # in pooled heads: "pair" or "query", which has a value network of its own
+    network: str = ""  # in pooled heads: what has a value network of its own (spec.NETWORKS)
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -171,7 +171,6 @@ class AttentionCall:
     @property
     def score_scale(self) -> float:
         """The factor of q . k, as a number."""
-        assert not isinstance(self.scale, Tensor)
         if self.scale is None:
             return self.q.shape[-1] ** -0.5
         return self.scale

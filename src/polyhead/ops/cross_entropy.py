@@ -75,10 +75,7 @@ def _blocks(
     x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 ) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Tensor]]:
     """Yield blocks of tokens, with the weight, the bias and their targets."""
-    if is_cheap_to_read(targets) and len(targets):
-        for target in (int(targets.min()), int(targets.max())):
-            if not 0 <= target < len(weight):
-                raise ValueError(f"chunked_cross_entropy: targets must be 0 to {len(weight) - 1}, got {target}")
+    _check_targets(targets, len(weight))
     x = x.to(product_dtype(x))
     if torch.is_grad_enabled():
         # Blocks add up their gradients in the dtype of what they share.
@@ -89,6 +86,15 @@ def _blocks(
     num_rows = max(1, block // len(weight))
     for rows, targets_of_rows in zip(x.split(num_rows), targets.long().split(num_rows), strict=True):
         yield rows, weight, bias, targets_of_rows
+
+
+def _check_targets(targets: Tensor, num_classes: int) -> None:
+    """Raise ValueError for a target outside the vocabulary, where targets may be read."""
+    if not is_cheap_to_read(targets) or not len(targets):
+        return
+    for target in (int(targets.min()), int(targets.max())):
+        if not 0 <= target < num_classes:
+            raise ValueError(f"chunked_cross_entropy: targets must be 0 to {num_classes - 1}, got {target}")
 
 
 def _losses(x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, factor: float) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polyhead.ops.call import AttentionCall, check_same_kind, check_scale
-from polyhead.ops.latent_code import code as latent_code_of, zero_masked
+from polyhead.ops.latent_code import code as latent_code_of, harmless_keys
 from polyhead.ops.precision import cast_call, without_autocast
 from polyhead.ops.readable import is_cheap_to_read
 from polyhead.spec import MechanismRow
@@ -89,7 +89,7 @@ def run(op: Op, call: AttentionCall) -> Tensor:
     forward = choose(op, call)
     # The call has its dtype now; autocast inside would cast once more.
     with without_autocast(call.q):
-        return forward(zero_masked_keys(call))
+        return forward(with_harmless_keys(call))
 
 
 def choose(op: Op, call: AttentionCall) -> Implementation:
@@ -133,19 +133,19 @@ def check_tensors(op: Op, call: AttentionCall) -> None:
     check_scale(op.name, call.scale)
 
 
-def zero_masked_keys(call: AttentionCall) -> AttentionCall:
+def with_harmless_keys(call: AttentionCall) -> AttentionCall:
     """The call with zeros for keys and values that its mask hides from every query: there NaN would spread."""
     mask = call.masks.mask
     if mask is None:
         return call
-    call = replace(call, k=zero_masked(mask, call.k), v=zero_masked(mask, call.v))
+    call = replace(call, k=harmless_keys(mask, call.k), v=harmless_keys(mask, call.v))
     if call.k_rel is None:
         return call
-    return replace(call, k_rel=zero_masked(mask, call.k_rel))
+    return replace(call, k_rel=harmless_keys(mask, call.k_rel))
 
 
 def compute_code(op: Op, call: AttentionCall) -> Tensor:
     """The latent code (b h t s) of a call; the reference computes the same one."""
     call = cast_call(call)
     with without_autocast(call.q):
-        return op.code(replace(call, k=zero_masked(call.masks.mask, call.k)))
+        return op.code(replace(call, k=harmless_keys(call.masks.mask, call.k)))

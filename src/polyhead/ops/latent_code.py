@@ -97,11 +97,11 @@ def of_pairs(x: Tensor) -> Tensor:
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
-def zero_masked(mask: Tensor | None, x: Tensor) -> Tensor:
-    """Keys or values (b s g _), 0 at keys that `mask` hides from every query in all heads unless they are harmless.
+def harmless_keys(mask: Tensor | None, x: Tensor) -> Tensor:
+    """Keys or values (b s g _) whose product with a code of 0 is 0: what `mask` hides from every query becomes 0.
 
-    Symbols by offset belong to no key and stay unchanged.  Small numbers stay unchanged where data may be read: the
-    code 0 removes them anyway, and copying them would cost a training step of small models 7 %.
+    Symbols by offset belong to no key and stay unchanged.  Small numbers stay unchanged where data may be read:
+    copying them would cost a training step of small models 7 %.
     """
     if mask is None or x.ndim != 4 or is_known_small(x):
         return x
@@ -307,7 +307,7 @@ def latent_code(
         one_of("latent_code", "normalise", normalise, NORMALISE)
         check_same_kind("latent_code", {"q": q, "k": k})
         check_scale("latent_code", scale)
-        k = zero_masked(mask, k)
+        k = harmless_keys(mask, k)
         masks = Masks(mask, causal, window, cu_seqlens)
         call = AttentionCall(q, k, k, bias, masks, normalise=normalise, scale=scale)
         check_masks("latent_code", masks, q.shape[0], *call.lengths, is_cheap_to_read)
@@ -339,6 +339,6 @@ def relations(
         t, s = q_rel.shape[1], k_rel.shape[1]
         check_masks("relations", masks, q_rel.shape[0], t, s, is_cheap_to_read)
         if relation_act == "softmax":
-            k_rel = zero_masked(mask, k_rel)
+            k_rel = harmless_keys(mask, k_rel)
         visible = any_head(masks.visible(t, s, q_rel.device))
         return relate(inner(q_rel, k_rel, q_rel.shape[-1] ** -0.5), relation_act, visible).to(q_rel.dtype)

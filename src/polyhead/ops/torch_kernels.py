@@ -85,8 +85,7 @@ def _masked_attention(
     is_empty_row = None
     if visible is not None:
         visible = of_pairs(visible)
-        # A row without keys would be 0 / 0.  It attends to all keys instead; its result, and so its gradient, is set to
-        # 0.
+        # A row without keys would be 0 / 0.  It attends to all keys, and its result and its gradient are set to 0.
         is_empty_row = ~visible.any(-1, keepdim=True)
         visible = (visible | is_empty_row).expand(*visible.shape[:2], t, s)
     attn_mask = visible

@@ -128,7 +128,7 @@ def compiled(group: Any) -> Any:
     return group
 
 
-def is_own(group: Any) -> bool:
+def has_user_function(group: Any) -> bool:
     """Whether a function other than the mechanism's op computes the output of a group."""
     group = compiled(group)
     if not isinstance(group, HeadGroup) or group.functions.is_user_defined:
@@ -147,7 +147,7 @@ def coder(group: Any) -> Code:
     """The code function of a group in its current state.  Raises ValueError if the code is unknown."""
     group = compiled(group)
     name = type(group).__name__
-    if not is_own(group):
+    if not has_user_function(group):
         assert group.functions.code is not None
         settings = {"normalise": group.normalise, "act": getattr(group, "relation_act", group.act)}
         return partial(code_with, group.functions.code, settings | group.extras)
@@ -166,8 +166,8 @@ def code_with(code: Code, settings: dict[str, Any], call: AttentionCall) -> Tens
     return code(replace(call, **settings))
 
 
-def seen_coder(group: Any, call: AttentionCall) -> Code:
-    """`coder` for later use: if the code is unknown, calling the result raises ValueError.
+def coder_of_call(group: Any, call: AttentionCall) -> Code:
+    """`coder` for use after `call`: if the code is unknown, calling the result raises ValueError.
 
     A user's code function gets the limits of `call`.  Ours may be called for some pairs, with limits cut to those.
     """
@@ -183,7 +183,7 @@ def seen_coder(group: Any, call: AttentionCall) -> Code:
 def attended(group: nn.Module, call: AttentionCall) -> Float[Tensor, "b t h e"]:
     """The output of a group for a call.  Raises ValueError if a user's function ignores `keep`, which it gets in the
     dtype of q."""
-    if call.keep is not None and is_own(group):
+    if call.keep is not None and has_user_function(group):
         call = replace(call, keep=call.keep.to(call.q.dtype))
         _check_applies_keep(group, call)
     return group(call)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polyhead import config, ops, spec
 from polyhead.config.mechanisms import MECHANISMS
 from polyhead.layers.device import Placement
-from polyhead.layers.heads.functions import HeadGroup, compiled, is_own
+from polyhead.layers.heads.functions import HeadGroup, compiled, has_user_function
 from polyhead.layers.heads.own import HasCode, OwnHeads
 from polyhead.layers.heads.sizes import Sizes, sizes_of
 from polyhead.layers.heads.symbolic import AbstractorHeads, DisentangledHeads, RelationalHeads
@@ -79,7 +79,7 @@ class LinearHeads(TokenHeads):
     def sums(self) -> bool:
         """Whether a sum over earlier tokens replaces their keys and values.  Not for a user's function, nor with
         hooks, which `step` would not call."""
-        return self.normalise == "identity" and not is_own(self) and not hooked(self)
+        return self.normalise == "identity" and not has_user_function(self) and not hooked(self)
 
     def step(
         self,

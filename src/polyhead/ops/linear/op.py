@@ -3,9 +3,9 @@
 from jaxtyping import Float
 from torch import Tensor
 
-from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed
+from polyhead.ops.call import AttentionCall, Bias, Keep, Mask, Masks, Packed, check_scale
 from polyhead.ops.dispatch import Op, run
-from polyhead.ops.latent_code import act as activation, check_step, zero_hidden_keys, zero_masked
+from polyhead.ops.latent_code import act as activation, check_step, harmless_keys, zero_hidden_keys
 from polyhead.ops.linear import chunked
 from polyhead.ops.linear.reference import reference
 from polyhead.ops.precision import casting
@@ -77,10 +77,11 @@ def linear_step(
     with casting(q, k, v) as (q, k, v):
         one_of("linear_step", "act", act, ACTS)
         check_step("linear_step", q, k, v, state)
+        check_scale("linear_step", scale)
         if mask is not None and (not Masks(mask).is_of_keys or mask.shape[-1] not in (1, k.shape[1])):
             raise ValueError(f"linear_step: mask must be one of keys (b|1, 1, 1, t) but is {tuple(mask.shape)}")
         # Hidden keys are always 0, as nothing else keeps them out of the state; their values matter only if not finite.
-        k, v = zero_hidden_keys(mask, k), zero_masked(mask, v)
+        k, v = zero_hidden_keys(mask, k), harmless_keys(mask, v)
         if state is None:
             q = chunked.zero_blind_queries(Masks(mask), q, q.shape[1], causal=True)
         return chunked.step(q, k, activation(act)(v), state, scale)

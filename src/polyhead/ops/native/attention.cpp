@@ -2,7 +2,7 @@
 //
 //   retrieved_ih = sum_j a_hij symbols_jh        related_ihr = sum_j a_hij rel_rij
 //
-// with p the softmax of the scores over keys (pairs.h), a = p times dropout, and rel_rij = act(q_rel_ir . k_rel_jr factor).
+// with p the softmax of the scores over keys (pairs.h), a = p times dropout, and rel_rij = act(q_rel_ir . k_rel_jr relation_scale).
 // Softmax attention has no relations, and its symbols are the values.
 // Backward, with row_max M and row_sum Z = sum_j e^(s - M), kept from the forward pass:
 //
@@ -23,7 +23,7 @@
 // lanes (tiles.h).
 //
 // Relations lie beside heads: rel[relation][lane] has the same layout as the scores, so that a sum over relations is one
-// more small product.  Symbols by offset come turned, (g e columns), because lane l of a tile needs the offset one further
+// more small product.  Symbols by offset come as (g e columns), because lane l of a tile needs the offset one further
 // than lane l - 1: one load then reads the symbols of 16 pairs.
 //
 // Where to read on: vec.h (16 lanes), tiles.h (products, and why they have their sizes), pairs.h (masks, biases, the code),
@@ -45,10 +45,10 @@ extern "C" struct AttentionCall {
   number *dq, *dk, *dq_rel, *dk_rel, *dsymbols;  // contiguous; dq and dq_rel have one for each part of the keys
   Limits limits;                            // own: queries
   BiasGrad dbias;
-  const number* turned;                     // symbols by offset, or null; backwards in the forward pass
-  int64_t columns, dsymbols_part;           // of symbols by offset, else 0; numbers of one part of their gradient
+  const number* symbol_columns;             // (g e columns) of symbols by offset, or null; backwards in the forward pass
+  int64_t num_columns, dsymbols_part;       // of symbols by offset, else 0; numbers of one part of their gradient
   int64_t sample_parts, key_parts;  // numbers of parts of the batch and of the keys; parts are independent
-  double scale, factor;
+  double scale, relation_scale;
   int32_t act;
   Pool pool;
   int64_t threads;
@@ -111,14 +111,15 @@ struct Attention {
   // Adds the sums of symbols by key, or of columns of symbols by offset, weighted by n codes u[row][head][lane].
   void retrieve(const Queries& own, const number* u, const Rows& symbols, int64_t key, int n, const number* rescale) const {
     for (int h = 0; h < heads; h++) {
-      const int64_t g = h / share, step = c.turned ? c.columns : 1;
-      const number* from = c.turned ? c.turned + g * c.e * step + c.s - 1 - key + own.tile.row : symbols.at + g * symbols.h;
+      const int64_t g = h / share, step = c.symbol_columns ? c.num_columns : 1;
+      const number* from = symbols.at + g * symbols.h;
+      if (c.symbol_columns) from = c.symbol_columns + g * c.e * step + c.s - 1 - key + own.tile.row;
       number* to = own.retrieved + h * c.e * LANES;
       const Vec less = load(rescale + h * LANES);
       steps(c.e, [&](auto count, int64_t i) {
         constexpr int R = decltype(count)::value;
         Vec total[R] = {};
-        if (c.turned == nullptr)
+        if (c.symbol_columns == nullptr)
           combine<R>(total, u + h * LANES, heads * LANES, from + i, symbols.n, n);
         else
           for (int j = 0; j < n; j++) {
@@ -154,7 +155,7 @@ struct Attention {
       x.row_sum = memory.zeros(heads * LANES);
       std::fill(x.row_max, x.row_max + heads * LANES, LOWEST);
       pack(c.q, x.tile, heads, c.d, number(c.scale), x.q);
-      pack(c.q_rel, x.tile, relations, c.p, number(c.factor), x.q_rel);
+      pack(c.q_rel, x.tile, relations, c.p, number(c.relation_scale), x.q_rel);
       all = {std::min(all.from, x.keys.from), std::max(all.to, x.keys.to)};
     }
     number *s = memory.take(ROWS * heads * LANES), *dropped = memory.take(ROWS * heads * LANES);
@@ -164,7 +165,7 @@ struct Attention {
     for (int64_t at = all.from; at < all.to; at += ROWS) {
       int n = int(std::min<int64_t>(ROWS, all.to - at));
       Rows k = copies(c.k, b, at, n, groups, c.d, 1.0f, k_at), k_rel = copies(c.k_rel, b, at, n, relations, c.p, 1.0f, k_rel_at);
-      Rows symbols = c.turned ? Rows() : together(c.symbols, b, at, n, groups, c.e, 1.0f, symbols_at);
+      Rows symbols = c.symbol_columns ? Rows() : together(c.symbols, b, at, n, groups, c.e, 1.0f, symbols_at);
       for (int i = 0; i < tiles; i++) {
         const Queries& x = own[i];
         if (x.keys.from >= at + n || x.keys.to <= at) continue;
@@ -214,10 +215,10 @@ struct Attention {
     for (int r = 0; r < n; r++)
       for (int h = 0; h < heads; h++) {
         const number* dout = dretrieved.at + r * dretrieved.n + h * dretrieved.h;
-        int64_t at = (h / share) * c.e * c.columns + tile.row - (query + r) + c.t - 1;
+        int64_t at = (h / share) * c.e * c.num_columns + tile.row - (query + r) + c.t - 1;
         Vec code = load(u + (r * heads + h) * LANES), total = splat(0);
-        for (int64_t i = 0; i < c.e; i++, at += c.columns) {
-          total += load(c.turned + at) * dout[i];
+        for (int64_t i = 0; i < c.e; i++, at += c.num_columns) {
+          total += load(c.symbol_columns + at) * dout[i];
           store(to + at, load(to + at) + code * dout[i]);
         }
         store(da + (r * heads + h) * LANES, total);
@@ -225,18 +226,18 @@ struct Attention {
   }
 
   // Adds the part of da that comes through relations; du replaces rel.
-  void relations_back(const Tile& tile, int64_t query, int n, const number* u, number* rel, const number* slopes, number* turned,
-                      number* da) const {
+  void relations_back(const Tile& tile, int64_t query, int n, const number* u, number* rel, const number* slopes,
+                      number* dout_by_relation, number* da) const {
     for (int r = 0; r < n; r++) {
       const number *dout = c.drelated.at + tile.b * c.drelated.b + (query + r) * c.drelated.n, *code = u + r * heads * LANES;
       number *to = da + r * heads * LANES, *own = rel + r * relations * LANES;
       const number* slope = slopes + r * relations * LANES;
       for (int h = 0; h < heads; h++)
-        for (int i = 0; i < relations; i++) turned[i * heads + h] = dout[h * c.drelated.h + i];
+        for (int i = 0; i < relations; i++) dout_by_relation[i * heads + h] = dout[h * c.drelated.h + i];
       steps(heads, [&](auto count, int64_t h) {
         constexpr int R = decltype(count)::value;
         Vec total[R] = {};
-        combine<R>(total, own, LANES, turned + h, heads, relations);
+        combine<R>(total, own, LANES, dout_by_relation + h, heads, relations);
         for (int i = 0; i < R; i++) store(to + (h + i) * LANES, load(to + (h + i) * LANES) + total[i]);
       });
       steps(relations, [&](auto count, int64_t at) {
@@ -258,7 +259,7 @@ struct Attention {
     int64_t own = 2 * groups * (c.d + c.e) + 2 * c.r * c.p, rows = groups * padded(c.d) + c.r * padded(c.p);
     int64_t other = heads * (blocked(c.d) + blocked(c.e)) + c.r * blocked(c.p);
     return (PAIR * (own + rows + ROWS * (heads + c.r)) + ROWS * (2 * heads + c.r)) * LANES + ROWS * other + heads * c.r + 1024 +
-           (c.turned ? groups * c.e * c.columns : 0);
+           (c.symbol_columns ? groups * c.e * c.num_columns : 0);
   }
 
   // A part of the keys, some tiles at a time; dq and dq_rel are those of the part.
@@ -273,10 +274,10 @@ struct Attention {
     number *k_rows = memory.take(PAIR * of_k), *k_rel_rows = memory.take(PAIR * of_k_rel);
     const int64_t of_da = ROWS * heads * LANES, of_rel = ROWS * c.r * LANES;
     number *code = memory.take(of_da), *dropped = memory.take(of_da), *da = memory.take(PAIR * of_da);
-    number *rel = memory.take(PAIR * of_rel), *slopes = memory.take(of_rel), *turned = memory.take(c.r * heads);
+    number *rel = memory.take(PAIR * of_rel), *slopes = memory.take(of_rel), *dout_by_relation = memory.take(c.r * heads);
     number *q_at = memory.take(ROWS * heads * blocked(c.d)), *dout_at = memory.take(ROWS * heads * blocked(c.e));
     number* q_rel_at = memory.take(ROWS * c.r * blocked(c.p));
-    number* by_column = memory.take(c.turned ? groups * c.e * c.columns : 0);
+    number* by_column = memory.take(c.symbol_columns ? groups * c.e * c.num_columns : 0);
     for (int64_t row = part_keys.from; row < part_keys.to; row += PAIR * LANES) {
       int tiles = 0;
       Range all = {c.t, 0};
@@ -285,19 +286,20 @@ struct Attention {
         begin(x, tile_at(b, row + tiles * LANES, c.s), k_rows + tiles * of_k, k_rel_rows + tiles * of_k_rel);
         all = {std::min(all.from, x.queries.from), std::max(all.to, x.queries.to)};
       }
-      const Range near = {row - all.to + c.t, std::min(row + PAIR * LANES - all.from + c.t, c.columns)};
-      for (int64_t i = 0; c.turned && i < groups * c.e; i++)
-        std::fill(by_column + i * c.columns + near.from, by_column + i * c.columns + near.to, 0.0f);
+      const Range near = {row - all.to + c.t, std::min(row + PAIR * LANES - all.from + c.t, c.num_columns)};
+      for (int64_t i = 0; c.symbol_columns && i < groups * c.e; i++)
+        std::fill(by_column + i * c.num_columns + near.from, by_column + i * c.num_columns + near.to, 0.0f);
       for (int64_t at = all.from; at < all.to; at += ROWS) {
         int n = int(std::min<int64_t>(ROWS, all.to - at));
-        Rows q = copies(c.q, b, at, n, heads, c.d, number(c.scale), q_at), q_rel = copies(c.q_rel, b, at, n, relations, c.p, number(c.factor), q_rel_at);
-        Rows dout = (c.turned ? together : copies)(c.dretrieved, b, at, n, heads, c.e, 1.0f, dout_at);
+        Rows q = copies(c.q, b, at, n, heads, c.d, number(c.scale), q_at);
+        Rows q_rel = copies(c.q_rel, b, at, n, relations, c.p, number(c.relation_scale), q_rel_at);
+        Rows dout = (c.symbol_columns ? together : copies)(c.dretrieved, b, at, n, heads, c.e, 1.0f, dout_at);
         for (int i = 0; i < tiles; i++) {
           const Keys& x = own[i];
           number *ds = da + i * of_da, *du = rel + i * of_rel;
           scores<COPIED>(x.k, share, q, 1, n, heads, c.d, code);
           const number* u = codes(x.tile, at, n, code, dropped);
-          if (c.turned) {
+          if (c.symbol_columns) {
             by_offset(x.tile, at, n, u, dout, ds, by_column);
           } else {
             scores<COPIED>(x.v, share, dout, 1, n, heads, c.e, ds);
@@ -306,7 +308,7 @@ struct Attention {
           if (relations) {
             scores<COPIED>(x.k_rel, 1, q_rel, 1, n, relations, c.p, du);
             relate(du, slopes, n);
-            relations_back(x.tile, at, n, u, du, slopes, turned, ds);
+            relations_back(x.tile, at, n, u, du, slopes, dout_by_relation, ds);
           }
           score_grads(x.tile, at, n, code, u, ds);
           for (int r = 0; dbias.at && r < n; r++) dbias.add(x.tile, at + r, ds + r * heads * LANES, heads);
@@ -318,8 +320,8 @@ struct Attention {
       }
       for (int i = 0; i < tiles; i++) finish(own[i]);
       // Sums of few pairs, then of these: with all pairs in one sum, roundings would add up.
-      for (int64_t i = 0; c.turned && i < groups * c.e; i++)
-        for (int64_t n = near.from; n < near.to; n++) dsymbols[i * c.columns + n] += by_column[i * c.columns + n];
+      for (int64_t i = 0; c.symbol_columns && i < groups * c.e; i++)
+        for (int64_t n = near.from; n < near.to; n++) dsymbols[i * c.num_columns + n] += by_column[i * c.num_columns + n];
     }
   }
 
@@ -328,9 +330,9 @@ struct Attention {
     x.queries = others(limits, tile);
     pack(c.k, tile, groups, c.d, 1.0f, x.k);
     pack(c.k_rel, tile, relations, c.p, 1.0f, x.k_rel);
-    if (c.turned == nullptr) pack(c.symbols, tile, groups, c.e, 1.0f, x.v);
+    if (c.symbol_columns == nullptr) pack(c.symbols, tile, groups, c.e, 1.0f, x.v);
     copy_rows(c.k, tile, groups, c.d, number(c.scale), k_rows);
-    copy_rows(c.k_rel, tile, relations, c.p, number(c.factor), k_rel_rows);
+    copy_rows(c.k_rel, tile, relations, c.p, number(c.relation_scale), k_rel_rows);
     std::fill(x.dk, x.dk + groups * c.d * LANES, 0.0f);
     std::fill(x.dv, x.dv + groups * c.e * LANES, 0.0f);
     std::fill(x.dk_rel, x.dk_rel + c.r * c.p * LANES, 0.0f);
@@ -340,7 +342,7 @@ struct Attention {
     int64_t at = x.tile.b * c.s + x.tile.row;
     unpack(x.dk, x.tile, groups, c.d, c.dk + at * c.g * c.d, c.g * c.d);
     unpack(x.dk_rel, x.tile, relations, c.p, c.dk_rel + at * c.r * c.p, c.r * c.p);
-    if (c.turned == nullptr) unpack(x.dv, x.tile, groups, c.e, c.dsymbols + at * c.g * c.e, c.g * c.e);
+    if (c.symbol_columns == nullptr) unpack(x.dv, x.tile, groups, c.e, c.dsymbols + at * c.g * c.e, c.g * c.e);
   }
 
   // From scores [row][head][lane] to p in place; the result is p times dropout.
@@ -386,7 +388,7 @@ bool backward(const AttentionCall& c) {
   Attention run(c, c.limits.turned());
   return each_key_part({c.pool, c.threads}, c.b, c.s, c.sample_parts, c.key_parts, run.backward_size(), [&](int64_t b, Range keys, int64_t sample_part, int64_t key_part, Memory& memory) {
     int64_t at = (key_part * c.b + b) * c.t;
-    number* dsymbols = c.turned ? c.dsymbols + (sample_part * c.key_parts + key_part) * c.dsymbols_part : nullptr;
+    number* dsymbols = c.symbol_columns ? c.dsymbols + (sample_part * c.key_parts + key_part) * c.dsymbols_part : nullptr;
     run.backward(b, keys, memory, c.dq + at * c.h * c.d, c.dq_rel + at * c.r * c.p, dsymbols, c.dbias.part(sample_part, key_part));
   });
 }

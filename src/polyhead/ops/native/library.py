@@ -47,8 +47,7 @@ OPTIMISATION_FLAGS = "-O3"
 if sys.platform != "darwin":
     OPTIMISATION_FLAGS += " -march=native"
     if platform.machine() in ("x86_64", "AMD64"):
-        # Even with AVX-512, compilers prefer vectors of 256 bits; a vector that was written as two halves is slow
-        # to read.
+        # Even with AVX-512 compilers prefer 256 bits, but a vector that was written in two halves is slow to read.
         OPTIMISATION_FLAGS += " -mprefer-vector-width=512"
 REQUIRED_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi", "-pipe")
 

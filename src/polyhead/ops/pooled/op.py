@@ -33,18 +33,21 @@ from polyhead.spec.shapes import check_reads_all_queries, shaped
 
 
 def reference(call: AttentionCall) -> Tensor:
-    """The equation of `call.network`, literally.  `u` (b 1 t s e) is the same for all heads, `a` is (b h t s 1)."""
+    """The equation of `call.network`, literally."""
     visible, a = visible_pairs(call), drop(code(call), call.keep)
     if call.network == "sequence":
         return sequence_network(call, a, visible)
-    u = torch.einsum("b h t s, b s h e -> b t s e", a, share(call.v, call.q.shape[2]))
-    u, a = u[:, None], a[..., None]  # (b 1 t s e), (b h t s 1)
-    if call.network == "query":
-        u = pooled(u, call.pool, any_head(visible))
-        # The code of a query (b h t 1 1) is what pooling leaves of the codes of its pairs.  No keys are left to hide.
-        a = rms_heads(wide(pooled(a, call.pool, visible))).to(a.dtype)
-        visible = None
-    return pooled(a * activation(call.act)(u), call.pool, visible).squeeze(3).transpose(1, 2)
+    phi = activation(call.act)
+    # The mixtures of values (b 1 t s e), which all heads share, and the codes (b h t s 1).
+    u = torch.einsum("b h t s, b s h e -> b t s e", a, share(call.v, call.q.shape[2]))[:, None]
+    a = a[..., None]
+    if call.network == "pair":
+        out = pooled(a * phi(u), call.pool, visible)
+    else:
+        # The code of a query (b h t 1 1) is what pooling leaves of the codes of its pairs.
+        query_code = rms_heads(wide(pooled(a, call.pool, visible))).to(a.dtype)
+        out = query_code * phi(pooled(u, call.pool, any_head(visible)))
+    return out.squeeze(3).transpose(1, 2)
 
 
 def sequence_network(call: AttentionCall, a: Tensor, visible: Tensor | None) -> Tensor:
