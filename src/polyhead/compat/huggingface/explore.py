@@ -31,9 +31,3 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torc
     if missing:  # transformers has filled them with random numbers
         raise ValueError(f"explore: {folder} must hold all weights, but {len(missing)} are missing, first {missing[0]}")
     return model.eval().to(device), tokenizer
-
-
-def reach(model: Any) -> tuple[int | None, int | None]:
-    """The context length and the vocabulary size of a foreign model, if its configuration has them."""
-    text = model.config.get_text_config()
-    return getattr(text, "max_position_embeddings", None), getattr(text, "vocab_size", None)

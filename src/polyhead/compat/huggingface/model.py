@@ -77,8 +77,7 @@ class PolyheadModel(transformers.PreTrainedModel):
         if isinstance(module, Constant):
             module.to(module.value.device)  # recomputes the value
         for name, parameter in module.named_parameters(recurse=False):
-            is_on_disk = parameter.is_meta
-            if not is_on_disk and not getattr(parameter, "_is_hf_initialized", False):
+            if not parameter.is_meta and not getattr(parameter, "_is_hf_initialized", False):
                 raise ValueError(f"{type(self).__name__}: the file must have {name} of each {type(module).__name__}")
 
     def _set_gradient_checkpointing(self, enable: bool = True, *_: Any, **__: Any) -> None:

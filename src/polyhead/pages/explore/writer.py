@@ -86,9 +86,10 @@ def explore(
             taps = capture(module, Batch(x, x, None, torch.ones_like(x), {}))
             break
     else:
-        from polyhead.compat.huggingface import capture as capture_foreign, explore as foreign  # takes seconds
+        from polyhead.compat.huggingface import capture as capture_foreign  # takes seconds
 
-        _check_ids(ids, *foreign.reach(model))
+        sizes = model.config.get_text_config()
+        _check_ids(ids, getattr(sizes, "max_position_embeddings", None), getattr(sizes, "vocab_size", None))
         device = next(model.parameters()).device
         taps = capture_foreign(model, torch.tensor([ids[:TOKENS]], device=device))
     return write(taps, pieces(codec, ids[:TOKENS]), path, title=title, of=len(ids), progress=progress)
