@@ -199,6 +199,11 @@ def test_swapped_again():
     assert model.config.to_dict() == both.config.to_dict()
 
 
+def test_none_keeps_the_heads_that_a_layer_of_a_configuration_has():
+    first = hf.with_heads(llama().config, [MIXED["hyla"], None])
+    assert hf.with_heads(first, [None, ph.Hyla(4)]).polyhead_heads[0] == first.polyhead_heads[0] is not None
+
+
 def test_the_given_configuration_does_not_change():
     config = transformers.LlamaConfig(**SMALL)
     before = config.to_dict()
