@@ -175,8 +175,8 @@ class MultiheadAttention(MultiHeadAttention):
 
     def _batch_first(self, x: Tensor) -> Tensor:
         """(b t m) from an input, which may be (t b m), or (t m) for one sequence."""
-        if x.is_nested:
-            raise ValueError(f"{NAME}: tensors must be padded, not nested: set enable_nested_tensor=False")
+        if x.is_nested or x.ndim not in (2, 3):
+            raise ValueError(f"{NAME}: inputs must be (b t m) or (t m), not nested: set enable_nested_tensor=False")
         if x.ndim == 2:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
