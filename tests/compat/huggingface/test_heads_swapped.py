@@ -181,8 +181,12 @@ def test_symbols_are_never_mapped_by_the_codes_of_a_quantised_layer(kind):
         attention.v_proj = wrapped
     else:
         attention.v_proj.weight = nn.Parameter(attention.v_proj.weight.detach().to(kind), requires_grad=False)
-    with refusing("heads: v_proj must be a plain linear layer"):
-        hf.swap_heads(model, None, MIXED["positions"])
+    refused = [MIXED["positions"]]
+    if kind != "wrapped":
+        refused.append(ph.Hyla(4, value_depth=2))  # its parameters had the dtype of the codes
+    for heads in refused:
+        with refusing("heads: v_proj must be a plain linear layer"):
+            hf.swap_heads(model, None, heads)
     assert type(model) is transformers.LlamaForCausalLM
     assert not any(hasattr(layer.self_attn, "polyhead") for layer in model.model.layers)
     hf.swap_heads(model, None, MIXED["hyla"])

@@ -47,12 +47,6 @@ class Heads(Groups):
         heads, num_heads = sum(mechanism.heads for mechanism in mechanisms), config.num_attention_heads
         if heads != num_heads:
             raise ValueError(f"heads: the model has {num_heads} heads, so give {num_heads}, got {heads}")
-        # Symbols are mapped by a copy of rows of v_proj.  A wrapped map has none, and the entries of a quantised one
-        # are codes of its values: integers, or floating numbers of eight bits.
-        has_rows = isinstance(v_proj, nn.Linear) and isinstance(like, nn.Parameter)
-        has_rows = has_rows and like.is_floating_point() and like.itemsize > 1
-        if not has_rows and any(isinstance(mechanism, configs.SymbolHeads) for mechanism in mechanisms):
-            raise ValueError("heads: v_proj must be a plain linear layer: swap before adapters, quantisation")
         # `num_sharing` query heads of the model read one head of keys.
         num_sharing, dim, first = attention.num_key_value_groups, attention.head_dim, 0
         fitted: configs.Heads = ()
@@ -66,8 +60,15 @@ class Heads(Groups):
             keys = slice(first // num_sharing, last // num_sharing) if is_whole else None
             self.slices.append((slice(first, last), keys))
             first = last
-        options = {"max_length": config.max_position_embeddings, "device": like.device, "dtype": like.dtype}
+        # The entries of a quantised map are codes of its values: integers, or floating numbers of eight bits.
+        is_quantised = not like.is_floating_point() or like.itemsize == 1
+        dtype = None if is_quantised else like.dtype
+        options = {"max_length": config.max_position_embeddings, "device": like.device, "dtype": dtype}
         self.add_groups(fitted, config.hidden_size, bias=v_proj.bias is not None, **options)
+        # Parameters of heads need a dtype, and symbols the rows of v_proj, which a wrapped map does not have.
+        has_rows = isinstance(v_proj, nn.Linear) and isinstance(like, nn.Parameter)
+        if (is_quantised and list(self.parameters())) or (self.symbols and not has_rows):
+            raise ValueError("heads: v_proj must be a plain linear layer: swap before adapters, quantisation")
         # Symbols are mapped by a copy of the value rows of their heads: a symbol begins as the value its token had.
         for group, (_, keys) in zip(self.groups, self.slices, strict=True):
             if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != group.width:
