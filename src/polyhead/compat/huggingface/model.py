@@ -135,6 +135,9 @@ class PolyheadModel(transformers.PreTrainedModel):
         cached = select_cache(name, cache, past_key_values)
         if use_cache and cached is None:
             cached = PolyheadCache(len(self.model.blocks))
+        b = present[0].shape[0]
+        if cached is not None and cached.batch_size not in (-1, b):
+            raise ValueError(f"{name}: its cache holds {cached.batch_size} sequences (beams are several), got {b}")
         # What an argument does not say, the configuration does.
         if output_hidden_states is None:
             output_hidden_states = getattr(self.config, "output_hidden_states", False)
