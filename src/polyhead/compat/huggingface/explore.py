@@ -23,8 +23,7 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torc
         model, info = cast("tuple[torch.nn.Module, dict[str, Any]]", loaded)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:  # any error of the libraries that read a stranger's files
-        reason = one_line(error)
-        raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({reason})") from None
+        raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({one_line(error)})") from None
     finally:
         logging.set_verbosity(verbosity)
     missing = sorted(info["missing_keys"])

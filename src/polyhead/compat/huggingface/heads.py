@@ -156,8 +156,7 @@ class _HasHeads:
 
 def _by_name(name: str, heads: Callable[..., Any], module: Any, *tensors: Any, **options: Any) -> tuple[Tensor, None]:
     # Under tensor parallelism a process has some of the heads: HYLA would mix only these.
-    heads_are_apart = name in ("polyhead_softmax", "polyhead_linear")
-    if not heads_are_apart and hasattr(module, "num_key_value_groups"):
+    if name not in ("polyhead_softmax", "polyhead_linear") and hasattr(module, "num_key_value_groups"):
         num_heads = module.config.num_attention_heads
         if tensors[0].shape[1] != num_heads:
             raise ValueError(f"polyhead: {name} needs all {num_heads} heads on one device, without tensor parallelism")
