@@ -28,21 +28,19 @@ class Groups(nn.Module):
 
     def add_groups(
         self,
-        layer: str,
         heads: config.Heads,
         width: int,
         *,
         bias: bool,
         max_length: int,
-        causal: bool = False,
         **placement: Unpack[Placement],
     ) -> None:
-        """Build the groups for a model of this width, and each distinct source of symbols once."""
+        """Build the groups for a causal model of this width, and each distinct source of symbols once."""
         total = sum(mechanism.heads for mechanism in heads)
         groups: list[Any] = []
         for mechanism in heads:
             if isinstance(mechanism, config.Softmax) and mechanism.gate:
-                raise ValueError(f"{layer}: Softmax must have no gate here; use ph.MultiHeadAttention")
+                raise ValueError("heads: Softmax must have no gate here; use ph.MultiHeadAttention")
             groups.append(build(mechanism, width, total, bias=bias, max_length=max_length, **placement))
         self.groups = nn.ModuleList(groups)
         # Groups with equal sources read one module.
@@ -53,7 +51,7 @@ class Groups(nn.Module):
             source = getattr(mechanism, "symbols", None)
             if source is not None and source not in distinct:
                 distinct.append(source)
-                module = build_symbols(source, width, causal=causal, max_length=max_length, **placement)
+                module = build_symbols(source, width, causal=True, max_length=max_length, **placement)
                 self.symbols.append(module)
             self.source_of.append(None if source is None else distinct.index(source))
 

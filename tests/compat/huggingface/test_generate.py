@@ -119,6 +119,16 @@ def test_a_cache_is_cropped_repeated_and_cut_to_rows():
     assert not sums.is_croppable  # although there are as many heads as tokens
 
 
+@pytest.mark.parametrize("name", ["softmax", "neighbours"])
+def test_a_cache_of_another_number_of_sequences(name):
+    """Such as that of beams, which `generate` returns."""
+    model, (_, ids, mask) = make(name), ragged()
+    beams = generate(model, ids, attention_mask=mask, num_beams=2, return_dict_in_generate=True)
+    longer = torch.cat((beams.sequences, ids[:, :1]), 1)
+    with refusing("PolyheadForCausalLM: its cache holds 6 sequences (beams are several), got 3"):
+        generate(model, longer, attention_mask=(longer != 0).long(), **{CACHE: beams[CACHE]})
+
+
 def test_positions_are_counted_from_the_first_real_token():
     """Without position_ids, with padding on the left: positions are learned, so another count gives other logits."""
     model, alone = make("dual"), tokens(1, 4)

@@ -172,8 +172,12 @@ def test_symbols_are_never_mapped_by_the_codes_of_a_quantised_layer(kind):
         attention.v_proj = wrapped
     else:
         attention.v_proj.weight = nn.Parameter(attention.v_proj.weight.detach().to(kind), requires_grad=False)
-    with refusing("heads: v_proj must be a plain linear layer"):
-        hf.swap_heads(model, None, MIXED["positions"])
+    refused = [MIXED["positions"]]
+    if kind != "wrapped":
+        refused.append(ph.Hyla(4, value_depth=2))  # its parameters had the dtype of the codes
+    for heads in refused:
+        with refusing("heads: v_proj must be a plain linear layer"):
+            hf.swap_heads(model, None, heads)
     assert type(model) is transformers.LlamaForCausalLM
     assert not any(hasattr(layer.self_attn, "polyhead") for layer in model.model.layers)
     hf.swap_heads(model, None, MIXED["hyla"])
@@ -188,6 +192,11 @@ def test_heads_may_be_swapped_again():
     with torch.no_grad():
         assert_close(model(ids).logits, both(ids).logits)
     assert model.config.to_dict() == both.config.to_dict()
+
+
+def test_none_keeps_the_heads_that_a_layer_of_a_configuration_has():
+    first = hf.with_heads(llama().config, [MIXED["hyla"], None])
+    assert hf.with_heads(first, [None, ph.Hyla(4)]).polyhead_heads[0] == first.polyhead_heads[0] is not None
 
 
 def test_the_given_configuration_does_not_change():

@@ -29,9 +29,9 @@ from polyhead.ops.latent_code import at_least_float32, share
 SOFTMAX = build(configs.Softmax(1), 1, 1)
 """A group without parameters, for any number of heads."""
 
-FromStream = dict[tuple[int, str], Tensor]
-"""By the index of a group and a name: "q_rel" and "k_rel" (b t r p), and symbols, "v" (b t g e) or a "table" by offset
-(n g e).  Heads that read only q, k and v have none."""
+FromStream = dict[int, dict[str, Tensor]]
+"""By the index of a group that reads more than q, k and v: its "q_rel" and "k_rel" (b t r p), and symbols, "v"
+(b t g e) or a "table" by offset (n g e)."""
 
 
 class Heads(Groups):
@@ -47,12 +47,6 @@ class Heads(Groups):
         heads, num_heads = sum(mechanism.heads for mechanism in mechanisms), config.num_attention_heads
         if heads != num_heads:
             raise ValueError(f"heads: the model has {num_heads} heads, so give {num_heads}, got {heads}")
-        # Symbols are mapped by a copy of rows of v_proj.  A wrapped map has none, and the entries of a quantised one
-        # are codes of its values: integers, or floating numbers of eight bits.
-        has_rows = isinstance(v_proj, nn.Linear) and isinstance(like, nn.Parameter)
-        has_rows = has_rows and like.is_floating_point() and like.itemsize > 1
-        if not has_rows and any(isinstance(mechanism, configs.SymbolHeads) for mechanism in mechanisms):
-            raise ValueError("heads: v_proj must be a plain linear layer: swap before adapters, quantisation")
         # `num_sharing` query heads of the model read one head of keys.
         num_sharing, dim, first = attention.num_key_value_groups, attention.head_dim, 0
         fitted: configs.Heads = ()
@@ -66,8 +60,15 @@ class Heads(Groups):
             keys = slice(first // num_sharing, last // num_sharing) if is_whole else None
             self.slices.append((slice(first, last), keys))
             first = last
-        options = {"max_length": config.max_position_embeddings, "device": like.device, "dtype": like.dtype}
-        self.add_groups("heads", fitted, config.hidden_size, bias=v_proj.bias is not None, causal=True, **options)
+        # The entries of a quantised map are codes of its values: integers, or floating numbers of eight bits.
+        is_quantised = not like.is_floating_point() or like.itemsize == 1
+        dtype = None if is_quantised else like.dtype
+        options = {"max_length": config.max_position_embeddings, "device": like.device, "dtype": dtype}
+        self.add_groups(fitted, config.hidden_size, bias=v_proj.bias is not None, **options)
+        # Parameters of heads need a dtype, and symbols the rows of v_proj, which a wrapped map does not have.
+        has_rows = isinstance(v_proj, nn.Linear) and isinstance(like, nn.Parameter)
+        if (is_quantised and list(self.parameters())) or (self.symbols and not has_rows):
+            raise ValueError("heads: v_proj must be a plain linear layer: swap before adapters, quantisation")
         # Symbols are mapped by a copy of the value rows of their heads: a symbol begins as the value its token had.
         for group, (_, keys) in zip(self.groups, self.slices, strict=True):
             if not isinstance(group, SymbolGroup) or keys is None or group.symbol_dim != group.width:
@@ -79,25 +80,22 @@ class Heads(Groups):
             if hasattr(group, "reset_parameters"):  # of the weights of relations, which depend on the map
                 group.reset_parameters()  # type: ignore[operator]
 
-    def forward(
-        self,
-        q: Float[Tensor, "b t *width"],
-        k: Float[Tensor, "b s g d"] | None = None,
-        v: Float[Tensor, "b s g e"] | None = None,
-        *,
-        limits: LayerLimits | None = None,
-        relational: dict[int, dict[str, Tensor]] | None = None,
-        first: int = 0,
-        positions: Tensor | None = None,
-    ) -> Float[Tensor, "b t h e"] | FromStream:
-        """The output of all heads; `relational`: by index of the group, tensors that q, k and v do not give.
+    def forward(self, *tensors: Tensor, **options: Any) -> Float[Tensor, "b t h e"] | FromStream:
+        """The output of all heads for q, k and v, or `FromStream` for the stream (b t m) alone."""
+        if len(tensors) == 1:
+            return self._from_stream(*tensors, **options)
+        return self._attend(*tensors, **options)
 
-        Without k and v it returns `FromStream` for the stream `q` (b t m), whose first token has the index `first`.
-        """
-        if k is None or v is None or limits is None or relational is None:
-            return self._from_stream(q, first, positions)
-        if q.shape[2] != self.slices[-1][0].stop:
-            raise ValueError("heads: all heads must be on one device, without tensor parallelism")
+    def _attend(
+        self,
+        q: Float[Tensor, "b t h d"],
+        k: Float[Tensor, "b s g d"],
+        v: Float[Tensor, "b s g e"],
+        *,
+        limits: LayerLimits,
+        relational: FromStream,
+    ) -> Float[Tensor, "b t h e"]:
+        """The output of all heads; `relational`: what groups read beside q, k and v, with "v" in place of a table."""
         limits = dataclasses.replace(limits, bias=added("polyhead", self.groups, limits.bias))
         outputs = []
         for i, (group, (heads, keys)) in enumerate(zip(self.groups, self.slices, strict=True)):
@@ -109,21 +107,21 @@ class Heads(Groups):
             outputs.append(attended(group, limits.call(tensors, heads.start, heads.stop)))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)  # one group needs no copy
 
-    def _from_stream(self, x: Tensor, first: int, positions: Tensor | None) -> FromStream:
+    def _from_stream(self, x: Tensor, *, first: int, positions: Tensor | None) -> FromStream:
+        """What groups read of the stream x (b t m), whose first token has the index `first`."""
         symbols = [source(x, first=first, positions=positions) for source in self.symbols]
         from_stream: FromStream = {}
         for i, (group, source) in enumerate(zip(self.groups, self.source_of, strict=True)):
             if source is None:
                 continue
             features = symbol_group(group).features(x)
-            related = symbol_group(group).receive(features) | symbol_group(group).send(features)
-            for name, tensor in related.items():
-                from_stream[i, name] = tensor
+            tensors = symbol_group(group).receive(features) | symbol_group(group).send(features)
             values = symbol_group(group).values(symbols[source])
             if values.ndim == 4:  # symbols by position may be shared by all sequences; a table by offset is
-                from_stream[i, "v"] = values.expand(x.shape[0], -1, -1, -1)
+                tensors["v"] = values.expand(x.shape[0], -1, -1, -1)
             else:
-                from_stream[i, "table"] = values
+                tensors["table"] = values
+            from_stream[i] = tensors
         return from_stream
 
 
@@ -161,31 +159,30 @@ class RelationalInputs:
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         """Add keys and values to the cache and return all of them (b g s d), without what was appended."""
         # Caches store keys (b g s d) of any width.  So what else belongs to a token, x numbers, travels as more columns
-        # of its keys: padded with zeros and cut into g parts.  In every call the parts are in the order of the names.
-        by_token = [name for name in sorted(self.from_stream) if name[1] in ("k_rel", "v")]
-        columns, g = [key], key.shape[1]
-        for name in by_token:
-            joint = self.from_stream[name].flatten(2)  # (b t x)
+        # of its keys: padded with zeros and cut into g parts.  In every call the parts are in the same order.
+        by_token, columns, g = [], [key], key.shape[1]
+        for tensors in self.from_stream.values():
+            by_token += [(tensors, name) for name in ("k_rel", "v") if name in tensors]
+        for tensors, name in by_token:
+            joint = tensors[name].flatten(2)  # (b t x)
             joint = nn.functional.pad(joint, (0, -joint.shape[-1] % g))  # (b t g*y)
             columns.append(joint.unflatten(-1, (g, -1)).transpose(1, 2))  # (b g t y)
         key, value = self.cache.update(torch.cat(columns, dim=-1), value, layer, *args, **kwargs)
         key, *parts = key.split([part.shape[-1] for part in columns], dim=-1)  # (b g s d), and (b g s y) for each name
-        for name, part in zip(by_token, parts, strict=True):
-            sizes = self.from_stream[name].shape[2:]
+        for (tensors, name), part in zip(by_token, parts, strict=True):
+            sizes = tensors[name].shape[2:]
             joint = part.transpose(1, 2).flatten(2)[..., : sizes.numel()]  # (b s x), without the zeros
-            self.from_stream[name] = joint.unflatten(-1, sizes)
+            tensors[name] = joint.unflatten(-1, sizes)
         return key, value
 
-    def by_group(self, t: int, s: int) -> dict[int, dict[str, Tensor]]:
+    def by_group(self, t: int, s: int) -> FromStream:
         """By index of the group, q_rel of `t` receivers, and k_rel and symbols of the first `s` senders."""
-        groups: dict[int, dict[str, Tensor]] = {}
-        for (i, name), tensor in self.from_stream.items():
-            of_group = groups.setdefault(i, {})
-            if name == "table":
+        groups: FromStream = {}
+        for i, tensors in self.from_stream.items():
+            groups[i] = {name: tensor[:, :s] for name, tensor in tensors.items() if name != "table"}
+            if "table" in tensors:
                 # A cache of fixed size has empty places after the last token, one with a window fewer than came before.
-                of_group["v"] = by_offset(tensor, t, s, min(self.num_cached, s - t))
-            else:
-                of_group[name] = tensor[:, :s]
+                groups[i]["v"] = by_offset(tensors["table"], t, s, min(self.num_cached, s - t))
         return groups
 
 

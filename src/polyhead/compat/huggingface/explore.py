@@ -23,17 +23,10 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torc
         model, info = cast("tuple[torch.nn.Module, dict[str, Any]]", loaded)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:  # any error of the libraries that read a stranger's files
-        reason = one_line(error)
-        raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({reason})") from None
+        raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({one_line(error)})") from None
     finally:
         logging.set_verbosity(verbosity)
     missing = sorted(info["missing_keys"])
     if missing:  # transformers has filled them with random numbers
         raise ValueError(f"explore: {folder} must hold all weights, but {len(missing)} are missing, first {missing[0]}")
     return model.eval().to(device), tokenizer
-
-
-def reach(model: Any) -> tuple[int | None, int | None]:
-    """The context length and the vocabulary size of a foreign model, if its configuration has them."""
-    text = model.config.get_text_config()
-    return getattr(text, "max_position_embeddings", None), getattr(text, "vocab_size", None)

@@ -26,9 +26,6 @@ NAMES: dict[str, Mechanism] = {
 }
 """`attn_implementation` -> the mechanism of all heads in all layers; the model sets their number."""
 
-LOCAL = ("polyhead_softmax", "polyhead_linear")
-"""Those whose heads know nothing of one another."""
-
 TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "granite", "smollm3", "starcoder2", "cohere")
 """Model types for which `register` makes classes.  Call `register("phi")` for others, also before loading one."""
 
@@ -63,14 +60,15 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
         by_layer = [by_layer] * config.num_hidden_layers
     name = config._attn_implementation
     if None in by_layer and name in NAMES and name != "polyhead_softmax":
-        raise ValueError(
-            f"heads: layers without heads of their own would lose {name!r}; set 'sdpa' for the model first"
-        )
+        raise ValueError(f"heads: layers without heads of their own would lose {name!r}; set 'sdpa' for it first")
     config = copy.deepcopy(config)
     config.__class__ = _classes(config.model_type.removeprefix(PREFIX))[0]
+    before = dict(enumerate(config.polyhead_heads or ()))
     config.polyhead_heads = []
-    for groups in by_layer:
-        values = None if groups is None else [to_dict(group) for group in head_list("with_heads", groups)]
+    for layer, groups in enumerate(by_layer):
+        values = before.get(layer)
+        if groups is not None:
+            values = [to_dict(group) for group in head_list("with_heads", groups)]
         config.polyhead_heads.append(values)
     vars(config).pop("_attn_implementation_internal", None)  # the new class has a property of this name
     return config
@@ -95,7 +93,6 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     config: Any = model.config
     groups = head_list("swap_heads", heads)
     indices = range(config.num_hidden_layers)
-    before = getattr(config, "polyhead_heads", [None] * len(indices))
     chosen = [indices[layer] for layer in (indices if layers is None else layers)]
     # The class of the model must be the one that the new class extends: a subclass would lose its own code.
     network = _classes(config.model_type.removeprefix(PREFIX))[1]
@@ -105,8 +102,6 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
         raise ValueError("swap_heads: heads with symbols copy rows of v_proj, so swap before the model is offloaded")
     # The object that the caller may hold does not change.
     new_config = with_heads(config, [groups if layer in chosen else None for layer in indices])
-    for layer in set(indices) - set(chosen):
-        new_config.polyhead_heads[layer] = before[layer]
     _put(model, dict.fromkeys(chosen, groups))
     for part in model.modules():
         if type(vars(part).get("config")) is type(config):
@@ -161,7 +156,7 @@ class _HasHeads:
 
 def _by_name(name: str, heads: Callable[..., Any], module: Any, *tensors: Any, **options: Any) -> tuple[Tensor, None]:
     # Under tensor parallelism a process has some of the heads: HYLA would mix only these.
-    if name in NAMES and name not in LOCAL and hasattr(module, "num_key_value_groups"):
+    if name not in ("polyhead_softmax", "polyhead_linear") and hasattr(module, "num_key_value_groups"):
         num_heads = module.config.num_attention_heads
         if tensors[0].shape[1] != num_heads:
             raise ValueError(f"polyhead: {name} needs all {num_heads} heads on one device, without tensor parallelism")

@@ -53,7 +53,14 @@ def place_tokens(
     # Padding.  A mask of True only costs time, and would hide that positions restart.
     mask = None
     if attention_mask is not None:
-        mask = check_padding(model, attention_mask, cache, num_cached)
+        mask = attention_mask.bool()
+        if attention_mask.dtype != torch.bool:
+            require(attention_mask == mask, f"{model}: attention_mask must be 1 at tokens and 0 at padding")
+        if cache is not None and num_cached:
+            agrees = mask[:, cache[0].gone : num_cached]
+            if cache[0].real is not None:
+                agrees = agrees == cache[0].real[:, : agrees.shape[1]]
+            require(agrees, f"{model}: attention_mask must be as before at the tokens in the cache")
         if is_readable(mask) and mask.all():
             mask = None
     if position_ids is None:
@@ -91,23 +98,6 @@ def place_tokens(
     return mask, position_ids, None
 
 
-def check_padding(model: str, attention_mask: Tensor, cache: PolyheadCache | None, num_cached: int) -> Tensor:
-    """Return the Boolean mask (b s).
-
-    Raises ValueError for numbers other than 0 and 1, and if it contradicts what the cache knows of its tokens.
-    """
-    real = attention_mask.bool()
-    if attention_mask.dtype != torch.bool:
-        require(attention_mask == real, f"{model}: attention_mask must be 1 at tokens and 0 at padding")
-    if cache is not None and num_cached:
-        layer = cache[0]
-        agrees = real[:, layer.gone : num_cached]
-        if layer.real is not None:
-            agrees = agrees == layer.real[:, : agrees.shape[1]]
-        require(agrees, f"{model}: attention_mask must be as before at the tokens in the cache")
-    return real
-
-
 def sequence_edges(model: str, position_ids: Tensor, restarts: Tensor) -> Tensor:
     """Return the edges (`cu_seqlens`) of the sequences in the single row `position_ids` (1 t).
 
@@ -123,8 +113,6 @@ def sequence_edges(model: str, position_ids: Tensor, restarts: Tensor) -> Tensor
     # Edges are the first rows of all sequences, and one behind the last row.
     end = starts.new_full((1,), t)
     edges = torch.cat((torch.zeros_like(end), starts, end)).int()
-    require(
-        ~restarts.any() | (places_in(edges, t) == position_ids),
-        f"{model}: position_ids must count from 0 in each of the sequences in a row",
-    )
+    counts_from_0 = ~restarts.any() | (places_in(edges, t) == position_ids)
+    require(counts_from_0, f"{model}: position_ids must count from 0 in each of the sequences in a row")
     return edges

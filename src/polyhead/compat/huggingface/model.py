@@ -77,8 +77,7 @@ class PolyheadModel(transformers.PreTrainedModel):
         if isinstance(module, Constant):
             module.to(module.value.device)  # recomputes the value
         for name, parameter in module.named_parameters(recurse=False):
-            is_on_disk = parameter.is_meta
-            if not is_on_disk and not getattr(parameter, "_is_hf_initialized", False):
+            if not parameter.is_meta and not getattr(parameter, "_is_hf_initialized", False):
                 raise ValueError(f"{type(self).__name__}: the file must have {name} of each {type(module).__name__}")
 
     def _set_gradient_checkpointing(self, enable: bool = True, *_: Any, **__: Any) -> None:
@@ -136,6 +135,9 @@ class PolyheadModel(transformers.PreTrainedModel):
         cached = select_cache(name, cache, past_key_values)
         if use_cache and cached is None:
             cached = PolyheadCache(len(self.model.blocks))
+        b = present[0].shape[0]
+        if cached is not None and cached.batch_size not in (-1, b):
+            raise ValueError(f"{name}: its cache holds {cached.batch_size} sequences (beams are several), got {b}")
         # What an argument does not say, the configuration does.
         if output_hidden_states is None:
             output_hidden_states = getattr(self.config, "output_hidden_states", False)

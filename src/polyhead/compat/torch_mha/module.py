@@ -6,9 +6,8 @@ is never used, because it would compute softmax attention without calling `forwa
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from polyhead.compat.heads import Heads, added
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.call import call_of
 from polyhead.layers.device import Device, Placement
-from polyhead.layers.projection import Rows, cut
+from polyhead.layers.projection import cut
 from polyhead.layers.taps import Taps
 from polyhead.ops.latent_code import drop
 
@@ -74,7 +73,7 @@ class MultiheadAttention(MultiHeadAttention):
             raise ValueError(f"{NAME}: heads must add up to num_heads = {num_heads}, got {self.total_heads}")
         if add_bias_kv or add_zero_attn:
             raise ValueError(f"{NAME}: keys must be made of the inputs but add_bias_kv or add_zero_attn is True")
-        if len({embed_dim, self.kdim, self.vdim}) > 1 and not all("v" in size.takes for size in self.sizes):
+        if self.in_proj_weight is None and not all("v" in size.takes for size in self.sizes):
             raise ValueError(f"{NAME}: heads with symbols take no kdim and vdim: they read keys as wide as queries")
         self.num_heads, self.head_dim, self.batch_first = num_heads, embed_dim // num_heads, batch_first
         self.bias_k, self.bias_v, self.add_zero_attn = None, None, False
@@ -82,7 +81,6 @@ class MultiheadAttention(MultiHeadAttention):
         self._qkv_same_embed_dim = False
         # torch.fx, and feature extractors built on it, do not trace into modules of torch.nn, nor into this one.
         self.__module__ = nn.MultiheadAttention.__module__
-        self.record: Callable[[Taps], None] | None = None  # gets the taps of each call, for `capture`
 
     def _build_maps(self, output_width: int, bias: bool, placement: Placement) -> None:
         """Create and initialise the projections in PyTorch's order, so that a seed gives the same weights."""
@@ -119,6 +117,8 @@ class MultiheadAttention(MultiHeadAttention):
         attn_mask: Tensor | None = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
+        *,
+        taps: list[Taps] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, and the code (b h t s) after dropout or its mean over heads (b t s) if `need_weights`.
 
@@ -143,7 +143,7 @@ class MultiheadAttention(MultiHeadAttention):
             shape = (call.s,) if query.ndim == 2 else (x.shape[0], call.s)
             padding = _our_polarity("key_padding_mask", key_padding_mask, shape).expand(x.shape[0], call.s)
             masks.append(padding[:, None, None])
-            is_token = visible(padding)
+            is_token = visible(masks[0])
         if attn_mask is not None and not is_causal:
             shapes = (call.t, call.s), (x.shape[0] * self.num_heads, call.t, call.s)
             pairs = _our_polarity("attn_mask", attn_mask, *shapes)
@@ -152,43 +152,46 @@ class MultiheadAttention(MultiHeadAttention):
         layer_limits = self._limits(added(NAME, self.groups, bias), mask, None, call)
         layer_limits = replace(layer_limits, masks=replace(layer_limits.masks, causal=is_causal))
 
-        symbols = [source(values, mask=is_token) for source in self.symbols]
-        by_group = [None if index is None else symbols[index] for index in self.source_of]
-        rows = self._project(x, keys, values)
+        # Inputs that are the same tensor are multiplied once.
+        if self.in_proj_weight is not None and x is keys and keys is values:
+            joint = F.linear(x, self.in_proj_weight, self.in_proj_bias).split(self.widths, dim=-1)
+        else:
+            joint = list(map(F.linear, (x, keys, values), *self._maps()))
+        rows = cut(joint, self.sizes)
+        symbols = self._symbols(None, is_token, replace(call, context=values))
         # With weights PyTorch computes its softmax step by step, which has second derivatives.  So does this module.
         with sdpa_kernel(SDPBackend.MATH) if need_weights else contextlib.nullcontext():
-            calls, outputs, y = self._attend(call, layer_limits, rows, by_group, needs_pairs=True)
-        if self.record is not None:
-            self.record(replace(self._taps(call, calls, outputs, y), context=values))
-        is_single = query.ndim == 2
-        if is_single:
-            y = y[0]
-        elif not self.batch_first:
-            y = y.transpose(0, 1)
-        if not need_weights:
-            return y, None
-        code = drop(self._code(calls), layer_limits.keep)
-        if average_attn_weights:
-            code = code.mean(1)
-        return y, code[0] if is_single else code
+            calls, outputs, y = self._attend(call, layer_limits, rows, symbols, needs_pairs=True)
+        if taps is not None:
+            taps.append(replace(self._taps(call, calls, outputs, y), context=values))
+        code = None
+        if need_weights:
+            code = drop(self._code(calls), layer_limits.keep)
+            if average_attn_weights:
+                code = code.mean(1)
+        if query.ndim == 2:
+            return y[0], None if code is None else code[0]
+        return y if self.batch_first else y.transpose(0, 1), code
 
     def _batch_first(self, x: Tensor) -> Tensor:
         """(b t m) from an input, which may be (t b m), or (t m) for one sequence."""
-        if x.is_nested:
-            raise ValueError(f"{NAME}: tensors must be padded, not nested: set enable_nested_tensor=False")
+        if x.is_nested or x.ndim not in (2, 3):
+            raise ValueError(f"{NAME}: inputs must be (b t m) or (t m), not nested: set enable_nested_tensor=False")
         if x.ndim == 2:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
 
-    def _project(self, x: Tensor, keys: Tensor, values: Tensor) -> list[Rows]:
-        """Each group's part of the joint projections; inputs that are the same tensor are multiplied once."""
-        if self.in_proj_weight is not None and x is keys and keys is values:
-            return cut(F.linear(x, self.in_proj_weight, self.in_proj_bias).split(self.widths, dim=-1), self.sizes)
-        weights, biases = projections(self, self.widths)
-        return cut(list(map(F.linear, (x, keys, values), weights, biases)), self.sizes)
+    def _maps(self) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
+        """The weights and the biases of queries, keys and values."""
+        weights, biases = [getattr(self, name) for name in MAPS[:3]], (None, None, None)
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.split(self.widths)
+        if self.in_proj_bias is not None:
+            biases = self.in_proj_bias.split(self.widths)
+        return weights, biases
 
     def _value_map(self) -> tuple[Tensor, Tensor | None]:
-        weights, biases = projections(self, self.widths)
+        weights, biases = self._maps()
         return weights[2], biases[2]
 
 
@@ -198,13 +201,3 @@ def _our_polarity(name: str, mask: Tensor, *shapes: tuple[int, ...]) -> Tensor:
         allowed, actual = " or ".join(map(str, shapes)), f"{mask.dtype} {tuple(mask.shape)}"
         raise ValueError(f"{NAME}: {name} must be Boolean or floating of shape {allowed} but is {actual}")
     return ~mask if mask.dtype == torch.bool else mask
-
-
-def projections(module: Any, widths: int | list[int]) -> tuple[Sequence[Tensor], Sequence[Tensor | None]]:
-    """Return the weights and the biases of queries, keys and values, of PyTorch's module or of ours."""
-    weights, biases = [getattr(module, name) for name in MAPS[:3]], (None, None, None)
-    if module.in_proj_weight is not None:
-        weights = module.in_proj_weight.split(widths)
-    if module.in_proj_bias is not None:
-        biases = module.in_proj_bias.split(widths)
-    return weights, biases

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from polyhead.compat.heads import Heads, is_plain
-from polyhead.compat.torch_mha.module import MAPS, MultiheadAttention, projections
+from polyhead.compat.torch_mha.module import MAPS, MultiheadAttention
 from polyhead.layers.device import Device
 
 
@@ -80,31 +80,27 @@ def around(old: Any, heads: Heads, *, device: Device, max_length: int = 512) -> 
     ).train(old.training)
     new.out_proj = old.out_proj
     # Of the values only those rows are kept that a group reads; symbols are mapped by the rows of the others.
-    width = old.head_dim
-    value_rows = []
-    weights, biases = projections(old, old.embed_dim)
+    width, first_value = old.head_dim, 2 * old.embed_dim
+    kept_rows = [slice(0, first_value)]
     groups: Any = new.groups
     for group, size, (first, last) in zip(groups, new.sizes, new.heads_of, strict=True):
         if (size.dim, size.value_dim, size.kv_heads) != (width, width, size.heads) or not {"q", "k"} <= set(size.takes):
             dims = f"{size.dim}, {size.value_dim} and kv_heads {size.kv_heads}"
             raise ValueError(f"replace: heads must have dim, value_dim = {width} and keys of their own, got {dims}")
-        rows = slice(first * width, last * width)
+        rows = slice(first_value + first * width, first_value + last * width)
         if "v" in size.takes:
-            value_rows.append(rows)
+            kept_rows.append(rows)
         elif group.symbol_dim == old.vdim:
-            group.value.weight.copy_(weights[2][rows])
-            if biases[2] is not None:
-                group.value.bias.copy_(biases[2][rows])
+            group.value.weight.copy_(old.in_proj_weight[rows])
+            if old.in_proj_bias is not None:
+                group.value.bias.copy_(old.in_proj_bias[rows])
         if hasattr(group, "reset_parameters"):
             group.reset_parameters()
-    reads_all_values = all("v" in size.takes for size in new.sizes)
     for name in MAPS:
         tensor = getattr(old, name)
-        if tensor is not None and not reads_all_values:
-            # The values are the last embed_dim rows of the joint matrix and of its bias.
-            before, values = tensor[: -old.embed_dim], tensor[-old.embed_dim :]
-            parts = [before, *(values[rows] for rows in value_rows)]
-            tensor = nn.Parameter(torch.cat(parts), requires_grad=tensor.requires_grad)
+        if tensor is not None and new.widths[2] < old.embed_dim:
+            joint = torch.cat([tensor[rows] for rows in kept_rows])
+            tensor = nn.Parameter(joint, requires_grad=tensor.requires_grad)
         delattr(new, name)
         setattr(new, name, tensor)
     return new

@@ -4,7 +4,6 @@ Nothing is replaced: each call is repeated by our drop-in over the module's tens
 """
 
 import contextlib
-import copy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,12 +34,9 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     taps: list[Taps] = []
 
     def repeat(name: str, module: Any, args: tuple, kwargs: dict[str, Any], result: object) -> None:
-        if isinstance(module, MultiheadAttention):
-            twin = copy.copy(module)
-        else:
-            twin = around(module, None, device="meta")
-        twin.record = taps.append
-        twin.forward(*args, **kwargs)
+        is_ours = isinstance(module, MultiheadAttention)
+        twin = module if is_ours else around(module, None, device="meta")
+        twin.forward(*args, **{**kwargs, "taps": taps})
         taps.append(replace(taps.pop(), name=name))
 
     with contextlib.ExitStack() as stack, looking(model), torch.compiler.set_stance("force_eager"):

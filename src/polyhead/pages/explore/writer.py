@@ -85,9 +85,10 @@ def explore(
         _check_ids(ids, *_limits(ours))
         taps = capture(ours, Batch(x, x, None, torch.ones_like(x), {}))
     else:
-        from polyhead.compat.huggingface import capture as capture_foreign, explore as foreign  # takes seconds
+        from polyhead.compat.huggingface import capture as capture_foreign  # takes seconds
 
-        _check_ids(ids, *foreign.reach(model))
+        sizes = model.config.get_text_config()
+        _check_ids(ids, getattr(sizes, "max_position_embeddings", None), getattr(sizes, "vocab_size", None))
         taps = capture_foreign(model, x.to(next(model.parameters()).device))
     return write(taps, pieces(codec, ids[:TOKENS]), path, title=title, of=len(ids), progress=progress)
 
