@@ -117,9 +117,10 @@ def pooled(study: Study) -> dict[str, dict[str, Estimate]]:
         explained = 1 - torch.cat(errors).mean() / torch.cat(targets).var(correction=0)
         by_query.setdefault(label(model), {})[point.run.seed] = float(explained)
     by_rule = {"the mean over sequences": by_sequence, "over all queries together": by_query}
-    return {
-        rule: {model: Estimate.of(by_seed) for model, by_seed in values.items()} for rule, values in by_rule.items()
-    }
+    estimates = {}
+    for rule, by_model in by_rule.items():
+        estimates[rule] = {model: Estimate.of(by_seed) for model, by_seed in by_model.items()}
+    return estimates
 
 
 def repeated(swaps: Table) -> list[Verdict]:
