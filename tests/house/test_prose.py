@@ -1,6 +1,6 @@
 """Plain words: sentences of pages, of documented docstrings and of help texts keep the rules that a machine can check.
 
-A sentence has at most 28 words and two numbers.
+A sentence has at most 25 words and two numbers.
 """
 
 import inspect
