@@ -18,8 +18,8 @@ from polyhead.config import Disentangled, Relational, Rotary, Softmax, Transform
 from polyhead.models.transformer import Transformer
 from polyhead.pages.document import figure_as_svg, render
 from polyhead.tasks import FuzzyLogic, RelationalGames
+from polyhead.train import shipped
 from polyhead.train.evaluation import evaluate
-from polyhead.train.store import shipped
 from polyhead.train.store.checkpoint import load_model
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ import pytest
 from run_folders import flip
 
 import polyhead as ph
-from polyhead.train import evaluate
-from polyhead.train.store import shipped
+from polyhead.train import evaluate, shipped
 from polyhead.train.store.files import Damaged
 from polyhead.train.store.folder import finished
 
@@ -68,7 +67,7 @@ def test_a_name_without_its_seed_is_that_of_the_lowest_and_a_folder_comes_before
 
 
 def test_a_missing_model_is_downloaded_once(elsewhere):
-    shutil.copytree(shipped.INDEX.parents[4] / "models" / NAME, elsewhere / NAME)
+    shutil.copytree(shipped.INDEX.parents[3] / "models" / NAME, elsewhere / NAME)
     assert shipped.at_hand(NAME) is None
     assert ph.load(NAME)[0].seed == 1
     shutil.rmtree(elsewhere)
