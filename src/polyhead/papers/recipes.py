@@ -41,6 +41,7 @@ SINGLE: dict[str, Recipe] = {f"fuzzy-{row}": runs.fuzzy(row) for row in runs.MOD
 
 # Measured core minutes of single recipes; those of figures are in `FIGURES`. Others were not measured.
 MINUTES: dict[str, float] = {"games-dual": 0.25, "sorting-dual": 0.7, "maths-dual": 6.0, "digits-dual": 3.0}
+MINUTES |= {"lm-softmax": 8.5, "lm-linear": 8.3, "lm-hyla": 8.9, "lm-dual": 10, "lm-disentangled": 15}
 
 
 class Recipes(dict[str, Recipe]):
