@@ -151,7 +151,7 @@ def rotary_tables(
 
     Raises ValueError for heads that must divide `dim` but do not.
     """
-    widths = set()
+    widths: set[int] = set()
     for heads in layers:
         num_heads = sum(group.heads for group in heads)
         widths |= {sizes_of(group, dim, num_heads).dim for group in heads}
