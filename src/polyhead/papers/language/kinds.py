@@ -190,9 +190,7 @@ def table(cells: Cells) -> Rows:
 
 _TPU = "72-100 hours on 16 TPU v5e"
 FIGURES = {
-    "lm-bytes": Figure(
-        "Language models of bytes", LANGUAGE, partial(curves, claim=bytes_claims), lm_bytes, minutes=51
-    ),
+    "lm-bytes": Figure("Language models of bytes", LANGUAGE, partial(curves, claim=bytes_claims), lm_bytes, minutes=51),
     "fig-6": Figure(
         "Fig. 6: language modelling", LANGUAGE, partial(curves, claim=fig_6_claims), fig_6, minutes=29.6, gpu=_TPU
     ),
