@@ -1,5 +1,6 @@
 # Two commands do everything on a fresh machine with Python 3.11+ and make:
-#   make demo    environment, install, two minutes: a race of heads live, trained models scored, one page
+#   make demo    environment, install, two minutes: a race of heads live, trained models scored, one page; with LONG=1
+#                also Fig. 2C: HYLA, softmax and linear heads, 18 networks in about ten minutes
 #   make test    environment, install, all tests
 # and while one writes code, make check (a minute): lines, types, words, and the tests of functions and layers.
 # PY=python3.12 picks another Python.  torch: the build for the CPU where Linux has no card of NVIDIA (no nvidia-smi), else
@@ -41,6 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or each process of the tests compiles anew a
 
 demo: .venv/.demo
 	@$(BIN)/polyhead demo
+	@$(if $(LONG),$(BIN)/polyhead reproduce fig-2c --scale small --seeds 1)
 
 test: .venv/.ready
 	@$(BIN)/ruff check -q . && $(BIN)/ruff format -q --check . && $(BIN)/lint-imports --no-cache > /dev/null

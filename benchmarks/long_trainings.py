@@ -34,8 +34,7 @@ from polyhead.papers.sizes import Setting
 from polyhead.papers.study import Study
 from polyhead.scale.sweep.jobs import sweep
 from polyhead.tasks import FuzzyLogic, Sraven
-from polyhead.train import Interrupted, Result, read_config, read_result
-from polyhead.train.store import shipped
+from polyhead.train import Interrupted, Result, read_config, read_result, shipped
 from polyhead.train.store.checkpoint import checkpoints
 
 MODELS = ("softmax", "hyla", "linear")

@@ -25,8 +25,7 @@ from safetensors.torch import save
 from polyhead.config import Run, TransformerConfig, digest
 from polyhead.tasks import Text
 from polyhead.tasks.record import RECORD, recorded
-from polyhead.train import Result, evaluate, load_model, read_config, read_result
-from polyhead.train.store import shipped
+from polyhead.train import Result, evaluate, load_model, read_config, read_result, shipped
 from polyhead.train.store.checkpoint import checkpoints, read_checkpoint, with_checksums
 
 ROWS, FEWER = 1000, 5000  # a training row is kept every so many steps; without weights

@@ -25,6 +25,8 @@ VALUES = {
     "train games.yaml": "runs but a file is one",
     "train hula.yaml": "hula.yaml: unknown mechanism 'hula'; did you mean 'hyla'",
     "train a.yaml": "b.yaml: its recipe leads back to a.yaml: a.yaml -> b.yaml -> a.yaml",
+    "generate RUN --prompt a --seed 1180591620717411303424": "generate: --seed must be from",
+    "reproduce fig-2c --seeds 1180591620717411303424": "reproduce: seeds must be from 1 to 4096",
     "demo --seeds 0": "demo: --seeds must be at least 1 but is 0",
     "resume nowhere": "run folder: nowhere does not exist",
     "eval RUN --batches 0": "eval: batches must be at least 1 but is 0",

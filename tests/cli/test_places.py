@@ -12,7 +12,8 @@ from polyhead.cli.train import configure
 from polyhead.ops.native import library
 from polyhead.scale.sweep.jobs import prepare
 from polyhead.spec.home import located
-from polyhead.train.store import files, shipped
+from polyhead.train import shipped
+from polyhead.train.store import files
 
 
 @pytest.fixture

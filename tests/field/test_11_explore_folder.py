@@ -13,6 +13,7 @@ from polyhead.tasks.text.tokens import Bytes
 WEIGHT = "transformer.h.0.attn.c_attn.weight"
 FAULTS = {
     "no heads": ({"n_head": 0}, "must hold a causal model and its tokenizer ("),
+    "a negative number of heads": ({"n_head": -2}, "must hold a causal model and its tokenizer ("),
     "more layers": ({"n_layer": 2}, "must hold all weights, but 12 are missing, first transformer.h.1."),
     "a missing weight": ({}, f"must hold all weights, but 1 are missing, first {WEIGHT}"),
 }

@@ -84,6 +84,15 @@ def test_the_package_is_plain_and_has_comments():
     assert rates["comments"] >= MIN_COMMENTS
 
 
+def test_no_comprehension_lies_in_another():
+    comprehensions = (ast.ListComp, ast.DictComp, ast.SetComp, ast.GeneratorExp)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, comprehensions):
+                inner = [part for part in ast.walk(node) if isinstance(part, comprehensions)]
+                assert inner == [node], f"{path}:{node.lineno}"
+
+
 def test_files_are_about_one_subject_and_functions_as_long_as_their_thought():
     long = {}
     for path in sorted(PACKAGE.rglob("*.py")):

@@ -45,11 +45,14 @@ def generate(
     """
     import torch
 
+    from polyhead.config.checked import MAX_INT
     from polyhead.models.generate.text import stream_text
     from polyhead.tasks.text.tokens import codec_of
     from polyhead.train import load_model, read_config
     from polyhead.train.device import pick_device
 
+    if abs(seed) > MAX_INT:
+        raise ValueError(f"generate: --seed must be from -{MAX_INT} to {MAX_INT} but is {seed}")
     text = read_prompt(prompt)
     # The configuration alone shows whether the run fits; a wrong one is refused before its weights are read.
     config = read_config(run)

@@ -159,8 +159,7 @@ def implementations() -> list[Row]:
 
 def models() -> list[Row]:
     """The trained models, with the scores of those whose files are on this machine: a list downloads nothing."""
-    from polyhead.train import read_config, read_result
-    from polyhead.train.store import shipped
+    from polyhead.train import read_config, read_result, shipped
 
     rows: list[Row] = []
     for name in shipped.MODELS:

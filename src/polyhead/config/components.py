@@ -6,9 +6,8 @@ from typing import Annotated
 from polyhead.config.checked import Amount, Checked, Closed, Count, Positive, choice
 from polyhead.spec import ACTS, LAYOUTS
 
-__all__ = ["Alibi", "Classes", "Experts", "FeedForward", "Input", "Learned", "Logits", "Mlp", "Output"]
-__all__ += ["Patches", "Position", "RelativeBias", "Rotary", "Sinusoidal", "Swiglu", "Tokens", "Values"]
-__all__ += ["Vectors"]
+__all__ = ["Alibi", "Classes", "Experts", "FeedForward", "Input", "Learned", "Logits", "Mlp", "Output", "Patches"]
+__all__ += ["Position", "RelativeBias", "Rotary", "Sinusoidal", "Swiglu", "Tokens", "Values", "Vectors"]
 
 
 # ------------------------------------------------------------------------------------------------------------ positions

@@ -159,8 +159,7 @@ class SymbolHeads(Mechanism):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.share and self.hidden is not None:
-            name = type(self).__name__
-            raise ValueError(f"{name}: share takes another group's queries and keys, so hidden must be None")
+            raise ValueError(f"{type(self).__name__}: share takes another group's queries and keys: give no hidden")
 
 
 @dataclass(frozen=True)
@@ -199,5 +198,4 @@ class Abstractor(SymbolHeads):
 MECHANISMS: tuple[type[Mechanism], ...] = (Softmax, Linear, Hyla, Relational, Disentangled, Abstractor, Pooled)
 """The mechanisms of a list of heads."""
 
-COMMON_FIELDS = ("dim", "value_dim", "symbols", "symmetric")
-"""The settings that mean the same in all kinds of heads that have them."""
+COMMON_FIELDS = ("dim", "value_dim", "symbols", "symmetric")  # of one meaning in all kinds of heads that have them

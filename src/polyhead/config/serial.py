@@ -1,7 +1,6 @@
 """Configurations from JSON and YAML files: the way back from `to_dict`.
 
-Errors name the path of the wrong field.  Only classes that the caller lists can be built, so a stranger's file runs no
-code.
+Errors name the path of the wrong field.  Only classes that the caller lists are built: a stranger's file runs no code.
 """
 
 import functools
@@ -32,8 +31,7 @@ def read(path: str | pathlib.Path) -> Any:
         reason = getattr(error, "strerror", "it is nested too deeply")
         raise ValueError(f"{path}: cannot be read ({reason})") from None
     except (ValueError, TypeError, yaml.YAMLError) as error:
-        reason = one_line(error)
-        raise ValueError(f"{path}: not valid {path.suffix[1:].upper() or 'YAML'} ({reason})") from None
+        raise ValueError(f"{path}: not valid {path.suffix[1:].upper() or 'YAML'} ({one_line(error)})") from None
 
 
 def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:

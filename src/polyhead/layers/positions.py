@@ -151,7 +151,10 @@ def rotary_tables(
 
     Raises ValueError for heads that must divide `dim` but do not.
     """
-    widths = {sizes_of(group, dim, sum(g.heads for g in heads)).dim for heads in layers for group in heads}
+    widths: set[int] = set()
+    for heads in layers:
+        num_heads = sum(group.heads for group in heads)
+        widths |= {sizes_of(group, dim, num_heads).dim for group in heads}
     tables = nn.ModuleDict()
     for width in sorted(widths):
         tables[str(width)] = RotaryEmbedding(width, positions.theta, max_length, positions.layout, device)

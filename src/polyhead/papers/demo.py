@@ -17,8 +17,8 @@ from polyhead.config import Disentangled, Mechanism, Relational, Rotary, Softmax
 from polyhead.models.transformer import Transformer
 from polyhead.pages.document import figure_as_svg, render
 from polyhead.tasks import FuzzyLogic, RelationalGames
+from polyhead.train import shipped
 from polyhead.train.evaluation import evaluate
-from polyhead.train.store import shipped
 from polyhead.train.store.checkpoint import load_model
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from polyhead import extensions
 from polyhead.analysis.labels import with_field
 from polyhead.config import Run
+from polyhead.config.checked import LARGEST
 from polyhead.papers.dual import games, images, maths, objects
 from polyhead.papers.hyla import codes, counts, fuzzy, runs, scaling, tables
 from polyhead.papers.language import kinds, tokens
@@ -41,6 +42,7 @@ SINGLE: dict[str, Recipe] = {f"fuzzy-{row}": runs.fuzzy(row) for row in runs.MOD
 
 # Measured core minutes of single recipes; those of figures are in `FIGURES`. Others were not measured.
 MINUTES: dict[str, float] = {"games-dual": 0.25, "sorting-dual": 0.7, "maths-dual": 6.0, "digits-dual": 3.0}
+MINUTES |= {"lm-softmax": 8.5, "lm-linear": 8.3, "lm-hyla": 8.9, "lm-dual": 10, "lm-disentangled": 15}
 
 
 class Recipes(dict[str, Recipe]):
@@ -83,8 +85,8 @@ def reseeded(run: Run, by: int) -> Run:
 
 def for_seeds(runs: Iterable[Run], seeds: int) -> tuple[Run, ...]:
     """The runs of a figure for the seeds 0 to `seeds` - 1; name and split follow the seed, as in the recipes."""
-    if seeds < 1:
-        raise ValueError(f"reproduce: seeds must be at least 1 but is {seeds}")
+    if not 1 <= seeds <= LARGEST:
+        raise ValueError(f"reproduce: seeds must be from 1 to {LARGEST} but is {seeds}")
     first = [run for run in runs if run.seed == 0]
     of_seeds = []
     for seed, run in itertools.product(range(seeds), first):

@@ -22,6 +22,8 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torc
         loaded = AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, output_loading_info=True, **options)
         model, info = cast("tuple[torch.nn.Module, dict[str, Any]]", loaded)
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        with torch.no_grad():
+            model(torch.zeros(1, 1, dtype=torch.long))  # sizes that contradict each other fail in a call
     except Exception as error:  # any error of the libraries that read a stranger's files
         raise ValueError(f"explore: {folder} must hold a causal model and its tokenizer ({one_line(error)})") from None
     finally:

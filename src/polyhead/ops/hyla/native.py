@@ -50,9 +50,8 @@ def unsupported_reason(call: AttentionCall) -> str | None:
 def is_preferred(call: AttentionCall) -> bool:
     """Whether native code was measured to be no slower than the reference and tiles.
 
-    On one core with AVX2 it is 1.8 times as fast as the reference at MIN_PAIRS, and 3.4 times at 2^17 pairs (8 heads of
-    width 8, forward and backward).  A few queries take no longer from MIN_PAIRS_FEW_QUERIES on, but one query with a
-    softmax over keys takes 1.3 times as long as the reference.
+    On one core with AVX2 that is so from MIN_PAIRS on, and for a few queries from MIN_PAIRS_FEW_QUERIES on.  One query
+    with a softmax over keys takes longer than the reference.
     """
     if call.q.device.type != "cpu":
         return False

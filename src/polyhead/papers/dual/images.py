@@ -47,8 +47,7 @@ def images(scale: str = "small") -> tuple[Run, ...]:
 def digits_dual() -> Run:
     """Dual attention on scikit-learn's digits: 16 patches of 2 x 2, shifts by one pixel in training.
 
-    polyhead train digits-dual.  6000 steps with batches of 64, about three minutes of one core.  Accuracy: 0.99 on the
-    test images.
+    polyhead train digits-dual.  6000 steps with batches of 64, about three minutes of one core.
     """
     run = single("digits-dual", images("small"), "digits-dual-0")
     return replace(run, train=replace(run.train, steps=6000))

@@ -69,8 +69,7 @@ def maths(scale: str = "small") -> tuple[Run, ...]:
 def maths_dual() -> Run:
     """Dual attention differentiates polynomials at character level.
 
-    polyhead train maths-dual.  2500 steps with batches of 32, about six minutes of one core.  Exact answers: 1.00 on
-    questions like those in training, 0.44 on longer questions, 0.02 on larger numbers.
+    polyhead train maths-dual.  2500 steps with batches of 32, about six minutes of one core.
     """
     run = single("maths-dual", maths("small"), "maths-calculus__differentiate-dual-0")
     return replace(run, train=replace(run.train, steps=2500))

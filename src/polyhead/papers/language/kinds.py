@@ -56,8 +56,8 @@ COMPARED = ("softmax", "hyla", "dual", "disentangled", "linear")
 def lm_bytes(scale: str = "small") -> tuple[Run, ...]:
     """Bytes of the standard library's sources, one model per kind of heads.
 
-    polyhead reproduce lm-bytes.  5 to 12 minutes of one core per model; with `--workers 1` one run at a time uses all
-    cores.  Softmax heads: 1.71 bits per byte on held-out files; zlib: 1.89.
+    polyhead reproduce lm-bytes.  8 to 15 minutes of one core per model; with `--workers 1` one run at a time uses all
+    cores.
     """
     return compared("bytes", COMPARED, size(BYTES, scale))
 
@@ -191,9 +191,7 @@ def table(cells: Cells) -> Rows:
 
 _TPU = "72-100 hours on 16 TPU v5e"
 FIGURES = {
-    "lm-bytes": Figure(
-        "Language models of bytes", LANGUAGE, partial(curves, claim=bytes_claims), lm_bytes, minutes=41.7
-    ),
+    "lm-bytes": Figure("Language models of bytes", LANGUAGE, partial(curves, claim=bytes_claims), lm_bytes, minutes=51),
     "fig-6": Figure(
         "Fig. 6: language modelling", LANGUAGE, partial(curves, claim=fig_6_claims), fig_6, minutes=29.6, gpu=_TPU
     ),

@@ -51,9 +51,6 @@ class Piece(NamedTuple):
             raise ValueError(f"Text: {self.name} is no UTF-8; tokenizer='bytes' takes any file") from None
 
 
-Pieces = Callable[[], Iterator[Piece]]  # reads a text
-
-
 class File(NamedTuple):
     """A file of text: its size in bytes, and when it was changed (ns)."""
 
@@ -61,6 +58,9 @@ class File(NamedTuple):
     name: str
     size: int
     changed: int
+
+
+Pieces = Callable[[], Iterator[Piece]]  # reads a text
 
 
 class Block(NamedTuple):

@@ -71,10 +71,7 @@ class Text(Task):
     lazy: ClassVar[bool] = True
     autoregressive: ClassVar[bool] = True
     words: ClassVar[Words] = Words(
-        metric=(
-            "Bits per byte",
-            "Bits per byte of held-out text, whatever the tokenizer: lower is better. A compressor sees whole files.",
-        ),
+        metric=("Bits per byte", "Of held-out text, by any tokenizer: lower is better. A compressor sees whole files."),
         baselines={
             "zlib": Baseline("Zlib", "compresses the text and looks back 32 KiB"),
             "lzma": Baseline("Lzma", "compresses the text and looks back over all of it"),
@@ -187,10 +184,8 @@ class Text(Task):
         """
         nats = (token_losses(outputs, batch.targets) * batch.scored).sum(dim=1)
         right = ((token_guesses(outputs) == batch.targets) & batch.scored).sum(dim=1)
-        return {
-            "bits_per_byte": nats / math.log(2) / batch.latents["bytes"],
-            "accuracy": right / batch.scored.sum(dim=1),
-        }
+        bits = nats / math.log(2)
+        return {"bits_per_byte": bits / batch.latents["bytes"], "accuracy": right / batch.scored.sum(dim=1)}
 
     def amounts(self, batch: Batch) -> Tensor:
         """The bytes (b) that each window scores: the last window of a split scores fewer than the others."""
@@ -201,10 +196,7 @@ class Text(Task):
         return {"perplexity": math.exp(min(scores["loss"], 700.0))}
 
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
-        """Bits per byte of compressors on all of `split`, or on its first `COMPRESSED_TOKENS` tokens.
-
-        As compressors draw no sequences, `sequences` and `seed` change nothing.
-        """
+        """Bits per byte of compressors on `split`, or on its first `COMPRESSED_TOKENS`; they draw no sequences."""
         check_baselines(self, split, sequences)
         tokens = np.array(self._tokens(split)[1 : COMPRESSED_TOKENS + 1])
         codec = self.codec()

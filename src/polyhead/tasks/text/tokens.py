@@ -8,7 +8,7 @@ import hashlib
 import os
 import pathlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from polyhead.config import Run
 from polyhead.spec.optional import optional
@@ -18,7 +18,6 @@ from polyhead.tasks.record import recorded
 FILE = "tokenizer.json"  # in a run's folder: its tokenizer
 # Names of the separator of documents; the first that a tokenizer has is used.
 ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
-Result = TypeVar("Result")
 
 
 class Bytes:
@@ -45,8 +44,7 @@ class Subwords:
     def __init__(self, text: str, name: str = FILE) -> None:
         with optional(f"Text: {name}", "polyhead[text]"):
             import tokenizers
-        self.text = text
-        self.name = name
+        self.text, self.name = text, name
         self.tokenizer = _call(self.name, tokenizers.Tokenizer.from_str, text)
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
@@ -82,7 +80,7 @@ def with_blank(text: str, name: str) -> str:
     return text or name
 
 
-def _call(name: str, function: Callable[..., Result], *args: Any, **options: Any) -> Result:
+def _call(name: str, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     """The function's result.  The library's errors, and its panics, which are no Exception, become a ValueError."""
     try:
         return function(*args, **options)

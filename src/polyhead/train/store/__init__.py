@@ -1,1 +1,1 @@
-"""The files of a run: its folder, checkpoints (whole and sharded), damaged files, and trained models (shipped.py)."""
+"""The files of a run: its folder, checkpoints (whole and sharded), and damaged files."""

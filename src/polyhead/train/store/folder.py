@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 from polyhead import config as configs
 from polyhead.config import Run, serial
 from polyhead.spec.values import legal, numbers
+from polyhead.train import shipped
 from polyhead.train.stop import HELD
-from polyhead.train.store import shipped
 from polyhead.train.store.files import Damaged, check_place, delete, path_in_errors, write
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.safetensors", "result.json"

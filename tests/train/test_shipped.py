@@ -6,8 +6,7 @@ import shutil
 import pytest
 
 import polyhead as ph
-from polyhead.train import evaluate
-from polyhead.train.store import shipped
+from polyhead.train import evaluate, shipped
 from polyhead.train.store.folder import finished
 
 MODELS = shipped.MODELS
@@ -66,7 +65,7 @@ def test_a_name_without_its_seed_is_that_of_the_lowest_and_a_folder_comes_before
 
 
 def test_a_missing_model_is_downloaded_once(elsewhere):
-    shutil.copytree(shipped.INDEX.parents[4] / "models" / NAME, elsewhere / NAME)
+    shutil.copytree(shipped.INDEX.parents[3] / "models" / NAME, elsewhere / NAME)
     assert shipped.at_hand(NAME) is None
     assert ph.load(NAME)[0].seed == 1
     shutil.rmtree(elsewhere)
