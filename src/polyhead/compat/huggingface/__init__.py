@@ -1,5 +1,5 @@
 """transformers: latent codes of its models (taps.py), our heads in its models (heads.py, attention.py), the check of
-its layers (calls.py), its models for `polyhead explore`, and our models as its models (all other files).
+its layers (calls.py), and our models as its models (all other files).
 
 Importing this folder registers our models with the Auto classes, our heads as `attn_implementation`, and configurations
 with heads.

@@ -85,11 +85,10 @@ def explore(
         _check_ids(ids, *_limits(ours))
         taps = capture(ours, Batch(x, x, None, torch.ones_like(x), {}))
     else:
-        from polyhead.compat.huggingface import capture as capture_foreign  # takes seconds
+        from polyhead.pages.explore import foreign  # takes seconds
 
-        sizes = model.config.get_text_config()
-        _check_ids(ids, getattr(sizes, "max_position_embeddings", None), getattr(sizes, "vocab_size", None))
-        taps = capture_foreign(model, x.to(next(model.parameters()).device))
+        _check_ids(ids, *foreign.limits(model))
+        taps = foreign.capture(model, x.to(next(model.parameters()).device))
     return write(taps, pieces(codec, ids[:TOKENS]), path, title=title, of=len(ids), progress=progress)
 
 
@@ -106,7 +105,7 @@ def explore_folder(
     check_place("explore", pathlib.Path(path))
     model: Any
     if holds_model(folder):
-        from polyhead.compat.huggingface import explore as foreign  # takes seconds
+        from polyhead.pages.explore import foreign  # takes seconds
 
         model, codec = foreign.load(folder, device)
         title = folder.resolve().name

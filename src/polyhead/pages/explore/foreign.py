@@ -1,13 +1,18 @@
-"""Hugging Face models from a local folder, ours included, for `polyhead.pages.explore`."""
+"""Models of Hugging Face on the page: from a local folder, ours included; their limits and their taps."""
 
 import pathlib
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging
 
+from polyhead.spec.optional import optional
 from polyhead.spec.values import one_line
+
+with optional("explore: a model of Hugging Face", "polyhead[hf]"):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    from polyhead.compat.huggingface import capture as capture  # it also registers our models
 
 
 def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torch.nn.Module, Any]:
@@ -32,3 +37,9 @@ def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torc
     if missing:  # transformers has filled them with random numbers
         raise ValueError(f"explore: {folder} must hold all weights, but {len(missing)} are missing, first {missing[0]}")
     return model.eval().to(device), tokenizer
+
+
+def limits(model: Any) -> tuple[int | None, int | None]:
+    """The context length and the vocabulary size of a model, if its configuration has them."""
+    sizes = model.config.get_text_config()
+    return getattr(sizes, "max_position_embeddings", None), getattr(sizes, "vocab_size", None)
