@@ -225,7 +225,8 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
     def _loss(self, logits: Tensor, labels: Tensor, options: dict[str, Any]) -> Tensor:
         """The loss by `loss_function`, 0 if no label is scored, and in training the load-balance loss of experts."""
         shifted = options.get("shift_labels")
-        num_scored = ((labels[..., 1:] if shifted is None else shifted) != -100).sum()
+        targets = labels[..., 1:] if shifted is None else shifted
+        num_scored = (targets != options.get("ignore_index", -100)).sum()
         # The losses of several batches are added up, each divided by the labels of all.  So is the balance of experts.
         balance_share: Tensor | float = 1.0
         if options.get("num_items_in_batch") is not None:
