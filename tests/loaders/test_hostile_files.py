@@ -84,7 +84,7 @@ READERS = [
     (PAIRS, "original", lambda root: games_original.load(str(root), "same", "pentominoes")),
     (BATCH, "cifar", lambda root: images_data.cifar("cifar10", str(root), is_test=True)),
     (QUESTIONS, "questions", lambda root: list(maths_text._file(root / QUESTIONS, (160, 30)))),
-    ("results.json", "reproduce", lambda root: reproduce_module.check(root / "results.json")),
+    ("results.json", "reproduce", lambda root: reproduce_module.check_format(root / "results.json")),
 ]
 
 
