@@ -375,7 +375,10 @@ def draw_width(study: Study) -> FigureOutcome:
     figure = figures.lines(
         [("", by_value(scores, WIDTHS, of_width), {})], x_label="width of a head", y_label="R², unseen", log_x=True
     )
-    caption = f"R² on {UNSEEN_NAME} after 50,000 steps by the width of heads: standard errors, a dot per seed."
+    caption = (
+        f"R² on {UNSEEN_NAME} after 50,000 steps by the width of heads, where five seeds are finished: "
+        "standard errors, a dot per seed."
+    )
     notes = (NOTE, "Parameters grow with the width of heads.")
     picture = Picture(study.figure, caption, figure)
     return FigureOutcome([picture], rows_of(study.points, scores), verdicts(scores, WIDTH), notes, as_json(scores))
@@ -425,14 +428,14 @@ def draw_splits(study: Study) -> FigureOutcome:
 
 
 def by_value(scores: Table, values: Sequence[int], of_value: Callable[[str, int], str]) -> Curves:
-    """Return R² on unseen combinations of each kind of heads by value, a number per seed.
+    """Return R² on unseen combinations of each kind of heads by value, a number per seed, where all seeds are finished.
 
     `of_value`: the name of a model's runs with a value.
     """
     curves: Curves = {}
     for model, value in itertools.product(MAIN, values):
         by_seed = column(scores, "unseen", of_value(model, value)).reindex(SEEDS).dropna()
-        if len(by_seed):
+        if len(by_seed) == len(SEEDS):  # each seed has a split of its own: means over other seeds cannot be compared
             curves.setdefault(NAMES[model], {})[value] = by_seed.to_list()
     return curves
 
