@@ -15,7 +15,7 @@ from polyhead.extensions import kind_of
 
 # ------------------------------------------------------------------------------------------------------ types of fields
 MAX_INT = 2**63 - 1  # a larger integer is neither a size nor a seed
-LARGEST = 4096  # layers and neighbours, so that a file with 10^12 layers is refused at once
+LARGEST = 4096  # layers, neighbours, seeds of a figure, so that a file with 10^12 layers is refused at once
 
 Count = Annotated[int, Meta(ge=1, le=MAX_INT)]
 Index = Annotated[int, Meta(ge=0, le=MAX_INT)]
