@@ -113,7 +113,9 @@ def readme(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcom
     if outcome.verdicts:
         rows = []
         for claim, word, *numbers in verdict_rows(outcome.verdicts):
-            rows.append((claim, f"**{word}**" if word else "", *numbers))
+            if word:
+                word = f"**{word}**"
+            rows.append((claim, word, *numbers))
         lines += ["## Verdicts", "", *markdown_table(VERDICT_COLUMNS, rows), ""]
         sides = "p is one-sided, for a claim of no difference two-sided"
         lines += [f"{sides}, and corrected by Holm over the page, or over its families of claims."]

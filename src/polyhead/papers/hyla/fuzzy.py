@@ -175,8 +175,11 @@ def draw_by_length(cells: Cells, split: str, stem: str, caption: str) -> Picture
 
     by_fraction = cells.swaplevel("length", "held out")
     panels = outcome.panels(by_fraction, split, label, lambda fraction: f"{100 * fraction:.0f} % held out", levels)
-    limits = (None, None) if split in ("novel", TRAINING_LOSS) else (0.0, 1.02)
-    y_label = "training error" if is_loss else "R²"
+    limits, y_label = (0.0, 1.02), "R²"
+    if split in ("novel", TRAINING_LOSS):  # not from 0 to 1
+        limits = (None, None)
+    if is_loss:
+        y_label = "training error"
     figure = figures.lines(panels, x_label="tokens in the context", y_label=y_label, log_x=True, limits=limits)
     return Picture(stem, caption, figure)
 
