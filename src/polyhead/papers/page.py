@@ -14,16 +14,9 @@ from polyhead.spec.values import legal
 from polyhead.train.store.files import write
 
 RESULTS, PAGE, README = "results.json", "index.html", "README.md"
-RUN_COLUMNS = {
-    "run": "name",
-    "seed": "seed",
-    "lr": "lr",
-    "weight decay": "weight_decay",
-    "warm-up": "warmup",
-    "steps": "steps",
-    "seconds": "seconds",
-    "digest": "digest",
-}
+# Title of a column -> field of a run in results.json.
+RUN_COLUMNS = {"run": "name", "seed": "seed", "lr": "lr", "weight decay": "weight_decay", "warm-up": "warmup"}
+RUN_COLUMNS |= {"steps": "steps", "seconds": "seconds", "digest": "digest"}
 VERDICT_COLUMNS = ("claim", "verdict", "number", "difference ± standard error", "interval", "p")
 RULE = (
     "Each number is a difference over seeds, with the interval of its test. Yes: it is above zero, or above the named "
