@@ -81,11 +81,9 @@ def heads_of(run: "Run") -> "list[Mechanism]":
     """The groups of all layers of a run's model; none for a model of another kind than a transformer."""
     from polyhead.config import TransformerConfig
 
-    groups: list[Mechanism] = []
     if isinstance(run.model, TransformerConfig):
-        for layer in range(run.model.layers):
-            groups += run.model.layer_heads(layer)
-    return groups
+        return run.model.groups()
+    return []
 
 
 def read_heads(text: str, caller: str, like: "Sequence[Mechanism]" = ()) -> "tuple[Mechanism, ...]":

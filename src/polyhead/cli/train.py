@@ -104,16 +104,17 @@ def configure(
             if not words:
                 runs += bases
                 continue
-            changed = []
+            changed, old_seeds, new_seeds = [], [], []
             for base in bases:
                 options = parse_fields(make_options(base), words, f"polyhead {verb} {recipe}", help_text)
                 run = options.run
                 if run.task != base.task:
                     run = files.fit_model(run, base)
                 changed.append(run)
+                old_seeds.append(base.seed)
+                new_seeds.append(run.seed)
             # `--seed 3` moves the seeds of a recipe that has several, 0 and 1 to 3 and 4: one seed would repeat runs.
-            old_seeds = [base.seed for base in bases]
-            moves_seeds = len(set(old_seeds)) > 1 and [run.seed for run in changed] != old_seeds
+            moves_seeds = len(set(old_seeds)) > 1 and new_seeds != old_seeds
             for run, old_seed in zip(changed, old_seeds, strict=True):
                 if moves_seeds:
                     run = reseeded(replace(run, seed=old_seed), run.seed)
