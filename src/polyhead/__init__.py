@@ -48,7 +48,7 @@ __version__ = "0.1.0"
 
 _FOLDERS = ("analysis", "compat", "config", "layers", "models", "ops", "scale", "spec", "tasks", "train")
 _MODULES = {folder: f"polyhead.{folder}" for folder in _FOLDERS}
-_MODULES |= {name: f"polyhead.papers.{name}" for name in ("recipes", "reproduce")}
+_MODULES |= {"recipes": "polyhead.papers.recipes", "reproduce": "polyhead.papers.reproduce"}
 _MODULES |= {"report": "polyhead.pages.report", "testing": "polyhead.layers.testing"}
 
 _NAMES = {
@@ -78,7 +78,9 @@ def _modules() -> dict[str, str]:
     """The module of each public name; a public module is its own."""
     from polyhead.config import components, mechanisms
 
-    names = _MODULES | {name: f"polyhead.{module}" for module, listed in _NAMES.items() for name in listed.split()}
+    names = dict(_MODULES)
+    for path, listed in _NAMES.items():
+        names |= dict.fromkeys(listed.split(), f"polyhead.{path}")
     for module in (components, mechanisms):
         names |= dict.fromkeys(module.__all__, module.__name__)
     return names
@@ -91,7 +93,9 @@ def _value_of(name: str) -> Any:
     module = _modules().get(name)
     if module is None:
         raise AttributeError(f"module 'polyhead' has no attribute {name!r}", name=name)
-    return getattr(importlib.import_module(module), "load_model" if name == "load" else name)
+    if name == "load":
+        name = "load_model"
+    return getattr(importlib.import_module(module), name)
 
 
 if not TYPE_CHECKING:  # for a type checker, a package with this function would have every name

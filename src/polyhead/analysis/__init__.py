@@ -24,25 +24,6 @@ from polyhead.analysis.relations import look
 from polyhead.analysis.swap import mix_codes, swap_codes
 from polyhead.analysis.values import ValueNetwork, value_network
 
-__all__ = [
-    "Probe",
-    "ValueNetwork",
-    "capture",
-    "clusters",
-    "codes",
-    "embed",
-    "look",
-    "means",
-    "mix_codes",
-    "probe",
-    "probe_layers",
-    "probe_model",
-    "purity",
-    "query_codes",
-    "similarity",
-    "swap_codes",
-    "targets",
-    "value_network",
-    "views",
-    "zero_heads",
-]
+__all__ = ["Probe", "ValueNetwork", "capture", "clusters", "codes", "embed", "look", "means", "mix_codes", "probe"]
+__all__ += ["probe_layers", "probe_model", "purity", "query_codes", "similarity", "swap_codes", "targets"]
+__all__ += ["value_network", "views", "zero_heads"]

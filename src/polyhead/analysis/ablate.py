@@ -14,11 +14,13 @@ from torch import Tensor
 
 from polyhead.analysis.capture import for_model
 from polyhead.analysis.probe import draws
+from polyhead.config import total_heads
 from polyhead.layers.taps import looking
 from polyhead.models.transformer import Transformer
 from polyhead.spec.shapes import check_number
 from polyhead.tasks.base import Batch, Task, check_split
 from polyhead.tasks.scores import Score
+from polyhead.train.evaluation import joined_amounts
 from polyhead.train.network import predict
 
 
@@ -47,14 +49,13 @@ def zero_heads(
     batches = []
     for batch in draws(task, split, sequences, seed=seed, purpose="zero", device=device):
         batches.append(for_model(model, batch))
-    amounts_of_batches = [amounts for amounts in map(task.amounts, batches) if amounts is not None]
-    amounts = torch.cat(amounts_of_batches).cpu() if amounts_of_batches else None
+    amounts = joined_amounts(map(task.amounts, batches))
     rows = []
     with looking(model):
         complete = _scores(model, task, batches)
         rows.append(_row(None, None, complete, torch.zeros_like(complete), amounts))
         for layer in range(len(model.blocks)):
-            num_heads = sum(group.heads for group in model.config.layer_heads(layer))
+            num_heads = total_heads(model.config.layer_heads(layer))
             for head in (*range(num_heads), None):
                 factors = torch.ones(num_heads)
                 factors[slice(None) if head is None else head] = 0.0

@@ -243,12 +243,16 @@ class Part:
         if self.is_equivalence:
             if is_near:
                 return YES
-            return NO if min(self.p_above, self.p_below) < ALPHA else UNDECIDED
+            if min(self.p_above, self.p_below) < ALPHA:
+                return NO
+            return UNDECIDED
         if self.p_above < ALPHA:
             return YES
         if self.p_below < ALPHA:
             return NO if self.can_refute else UNDECIDED
-        return NO_DIFFERENCE if is_near else UNDECIDED
+        if is_near:
+            return NO_DIFFERENCE
+        return UNDECIDED
 
     @property
     def confidence(self) -> float:
@@ -370,7 +374,9 @@ def judge(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
     for verdict in verdicts:
         parts = tuple(map(replace, verdict.parts))  # copies
         judged.append(replace(verdict, parts=parts))
-        families.setdefault(verdict.family, []).extend(part for part in parts if part.is_tested)
+        for part in parts:
+            if part.is_tested:
+                families.setdefault(verdict.family, []).append(part)
     for family in families.values():
         p_above = []
         p_below = []

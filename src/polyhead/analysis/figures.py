@@ -178,7 +178,9 @@ def lines(
     styles = style_by_label(labels)
     rows = math.ceil(len(panels) / columns)
     columns = min(columns, len(panels))
-    figure, grid = panel_grid(rows, columns, (3.0 if columns > 1 else 4.4, 2.9), sharey=True)
+    width = 3.0 if columns > 1 else 4.4
+    figure, grid = panel_grid(rows, columns, (width, 2.9), sharey=True)
+    x_labels = [x_label] * len(panels) if isinstance(x_label, str) else x_label
     for i, (axes, (title, series, baselines)) in enumerate(zip(grid, panels, strict=False)):
         plain(axes, "both")
         xs = sorted(set().union(*series.values()))
@@ -190,7 +192,7 @@ def lines(
             _draw_level(axes, level, name, _dash(name, baseline_names))
         _ticks(axes, xs, log_x)
         axes.set_title(title, fontsize=9, color=INK)
-        axes.set_xlabel(x_label if isinstance(x_label, str) else x_label[i], fontsize=9)
+        axes.set_xlabel(x_labels[i], fontsize=9)
     scores = _all_scores(panels)
     if log_y:
         _logarithmic(grid[0], "y", scores)
@@ -227,22 +229,15 @@ def _draw_series(axes: "Axes", points: Mapping[Number, Sequence[Number]], label:
     xs = sorted(points)
     scores = [np.asarray(points[x], float) for x in xs]
     errors = list(map(_standard_error, scores))
-    is_untrained = label.endswith(UNTRAINED)
+    dash, fill = "-", colour
+    if label.endswith(UNTRAINED):
+        dash, fill = "--", "white"
     has_marks = len(xs) <= MAX_POINTS_AS_MARKS
+    means = list(map(np.mean, scores))
     axes.errorbar(
-        xs,
-        list(map(np.mean, scores)),
-        yerr=errors if any(errors) else None,
-        fmt=marker if has_marks else "",
-        ls="--" if is_untrained else "-",
-        mfc="white" if is_untrained else colour,
-        lw=1.5,
-        ms=5,
-        capsize=2,
-        color=colour,
-        label=label,
-        zorder=3,
-    )
+        xs, means, yerr=errors if any(errors) else None, fmt=marker if has_marks else "", ls=dash, mfc=fill, lw=1.5,
+        ms=5, capsize=2, color=colour, label=label, zorder=3,
+    )  # fmt: skip
     for x, values in zip(xs, scores, strict=True):
         if has_marks and len(values) > 1:
             axes.scatter(np.full(len(values), x), values, s=6, color=colour, alpha=0.5, linewidths=0, zorder=2)
@@ -331,14 +326,16 @@ def heat(
     """
     if not panels:
         raise ValueError("heat: the list of panels is empty; give at least one")
+    matrices = []
     for title, values, rows, names in panels:
+        matrices.append(values)
         if values.shape != (len(rows), len(names)):
             shape = (len(rows), len(names))
             raise ValueError(f"heat: {shape} names but values of shape {values.shape} in panel {title!r}")
-    low, high = limits or _extent([values for _, values, _, _ in panels])
+    low, high = limits or _extent(matrices)
 
     # A panel is as large as its names need, within bounds: 0.27 inches for a row or column.
-    tall, wide = np.max([values.shape for _, values, _, _ in panels], axis=0)
+    tall, wide = np.max(list(map(np.shape, matrices)), axis=0)  # over the panels
     width, height = 1.8 + 0.27 * min(max(wide, 5), 20), 1.3 + 0.27 * min(max(tall, 2), 20)
     count = len(panels)
     scale = min(1.0, MAX_WIDTH / (width * min(columns, count)))
@@ -378,8 +375,10 @@ def _extent(matrices: Sequence[Array]) -> tuple[float, float]:
     if not len(finite):
         return 0.0, 1.0
     low, high = float(finite.min()), float(finite.max())
-    largest = max(-low, high)
-    return (-largest, largest) if low < 0 < high else (low, high)
+    if low < 0 < high:
+        largest = max(-low, high)
+        return -largest, largest
+    return low, high
 
 
 def _write_numbers(axes: "Axes", values: Array, image: Any) -> None:

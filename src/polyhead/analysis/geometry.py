@@ -61,7 +61,7 @@ def similarity(
     if centred:
         rounding = 1e-12 * np.abs(mean).max()
         mean = mean - mean.mean(0)
-    norms = np.linalg.norm(mean, axis=1, keepdims=True)
+    norms = np.linalg.norm(mean, axis=1, keepdims=True)  # (c 1)
     unit = np.divide(mean, norms, out=np.zeros_like(mean), where=norms > rounding)
     return classes, unit @ unit.T
 

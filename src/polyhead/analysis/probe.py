@@ -178,13 +178,7 @@ def _with_query(batch: Batch, query: Tensor) -> Batch:
 
 
 def probe_model(
-    model: nn.Module,
-    task: Task,
-    *,
-    sequences: int = 4096,
-    queries: int = 3,
-    seed: int = 0,
-    device: Device = "cpu",
+    model: nn.Module, task: Task, *, sequences: int = 4096, queries: int = 3, seed: int = 0, device: Device = "cpu"
 ) -> list[Row]:
     """Probe every layer of a model for every part of its tasks.
 
@@ -249,14 +243,7 @@ def _query_kinds(
 
 
 def _probe_query(
-    model: nn.Module,
-    task: Task,
-    pairs: str,
-    query: Tensor | None,
-    *,
-    sequences: int,
-    seed: int,
-    device: Device,
+    model: nn.Module, task: Task, pairs: str, query: Tensor | None, *, sequences: int, seed: int, device: Device
 ) -> list[Row]:
     """One row per layer and target: {pairs, layer, target, query, f1, chance, n, classes}, without what varies."""
     fit, fit_batch = query_codes(model, task, "iid", sequences, pairs=pairs, seed=seed, query=query, device=device)

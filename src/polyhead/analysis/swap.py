@@ -134,7 +134,7 @@ def _rows(
     with looking(model):
         for step, size in enumerate(batch_sizes(pairs)):
             generator = torch.Generator(device).manual_seed(stream(seed, f"{task.name}/{split}/swap", step))
-            recipients, donors = (for_model(model, batch) for batch in task.contrasts(split, size, generator))
+            recipients, donors = map(partial(for_model, model), task.contrasts(split, size, generator))
             recipient_codes = codes_of(model, layer, recipients)
             donor_codes = codes_of(model, layer, donors)
             for name, codes in make_codes(recipient_codes, donor_codes, generator).items():

@@ -120,8 +120,9 @@ def race_board(curves: dict[str, dict[str, "Curve"]]) -> "RenderableType":
             board.add_row(racer, "waiting", "", "")
             continue
         bars = ""
-        for i in range(max(map(len, started))):  # the mean of the networks that are as far
-            bars += _bar(fmean(curve[i][1] for curve in started if len(curve) > i))
+        for i in range(max(map(len, started))):
+            reached = [curve[i][1] for curve in started if len(curve) > i]  # accuracies of networks that are as far
+            bars += _bar(fmean(reached))
         latest = [curve[-1][1] for curve in started]
         board.add_row(racer, bars, f"{fmean(latest):.2f}", f"{min(latest):.2f} to {max(latest):.2f}")
     return board

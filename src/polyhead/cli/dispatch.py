@@ -40,13 +40,14 @@ with the tasks and recipes that it registers)."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    trains = bool(arguments) and arguments[0] in ("train", "resume", "sweep")
+    if argv is None:
+        argv = sys.argv[1:]
+    trains = bool(argv) and argv[0] in ("train", "resume", "sweep")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without "²" shows "?"; standard error escapes it
     with safe_error_stream(), leaving() if trains else contextlib.nullcontext():
         try:
-            code = _run(arguments)
+            code = _run(argv)
             sys.stdout.flush()
             return code
         except Interrupted as stop:
@@ -62,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return write_error(describe_os_error(error), 1)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: Sequence[str]) -> int:
     options = argparse.ArgumentParser(prog="polyhead", add_help=False, allow_abbrev=False, exit_on_error=False)
     options.add_argument("--json", action="store_true")
     options.add_argument("--quiet", action="store_true")

@@ -81,11 +81,9 @@ def heads_of(run: "Run") -> "list[Mechanism]":
     """The groups of all layers of a run's model; none for a model of another kind than a transformer."""
     from polyhead.config import TransformerConfig
 
-    groups: list[Mechanism] = []
     if isinstance(run.model, TransformerConfig):
-        for layer in range(run.model.layers):
-            groups += run.model.layer_heads(layer)
-    return groups
+        return run.model.groups()
+    return []
 
 
 def read_heads(text: str, caller: str, like: "Sequence[Mechanism]" = ()) -> "tuple[Mechanism, ...]":
@@ -100,19 +98,25 @@ def read_heads(text: str, caller: str, like: "Sequence[Mechanism]" = ()) -> "tup
     from polyhead.config.mechanisms import COMMON_FIELDS, MECHANISMS
     from polyhead.extensions import with_added
 
-    kept = {}
+    common = {}  # the fields on which all groups in `like` agree, and their values
     for field in COMMON_FIELDS:
         values = {getattr(group, field) for group in like if hasattr(group, field)}
         if len(values) == 1:
-            kept[field] = values.pop()
+            common[field] = values.pop()
     mechanisms = with_added("mechanisms", {kind.__name__: kind for kind in MECHANISMS}, caller)
     kinds: dict[str, type[Mechanism]] = {name.lower(): kind for name, kind in mechanisms.items()}
     groups = []
     for word in text.replace("+", ",").split(","):
         name, colon, count = word.strip().partition(":")
         mechanism = kinds[one_of(caller, "mechanism", name.lower(), kinds)]
-        if colon and not (count.isascii() and count.isdecimal()):
-            raise ValueError(f"{caller}: {word.strip()}: the number of heads must be an integer, got {count!r}")
-        group = mechanism(int(count)) if colon else mechanism()
-        groups.append(replace(group, **{field: value for field, value in kept.items() if hasattr(group, field)}))
+        group = mechanism()
+        if colon:
+            if not (count.isascii() and count.isdecimal()):
+                raise ValueError(f"{caller}: {word.strip()}: the number of heads must be an integer, got {count!r}")
+            group = mechanism(int(count))
+        changes = {}
+        for field, value in common.items():
+            if hasattr(group, field):
+                changes[field] = value
+        groups.append(replace(group, **changes))
     return tuple(groups)

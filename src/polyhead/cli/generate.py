@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from polyhead.cli.options import Device, RunFolder
-from polyhead.cli.output import emit
+from polyhead.cli.output import SETTINGS, emit
 from polyhead.train.messages import escape
 
 if TYPE_CHECKING:
@@ -64,11 +64,12 @@ def generate(
         model, codec, [text], steps=steps, temperature=temperature, top_k=top_k, top_p=top_p, stop=stops,
         generator=torch.Generator().manual_seed(seed),
     )  # fmt: skip
+    result: dict[str, Any] = {"run": run, "prompt": text, "text": ""}
     try:
-        emit(
-            lambda: {"run": str(run), "prompt": text, "text": "".join(piece or "" for (piece,) in pieces)},
-            lambda: print_pieces(pieces, text),
-        )
+        if SETTINGS["json"]:  # printed as a whole, when the text has ended
+            for (piece,) in pieces:
+                result["text"] += piece or ""
+        emit(result, print_pieces, pieces, text)
     except KeyboardInterrupt:
         print()
         return 130

@@ -3,7 +3,6 @@
 Everything passes `escape`, because names and messages may come from a stranger's file.
 """
 
-import itertools
 import json
 import os
 import shutil
@@ -73,8 +72,8 @@ def write_error(text: str, code: int) -> int:
     return code
 
 
-def emit(value: Callable[[], object], show: Callable[[], None]) -> None:
-    """Print a result: `value()` as JSON with --json, else by `show`.
+def emit(value: object, show: Callable[..., None], *arguments: Any) -> None:
+    """Print a result: `value` as JSON with --json, else by `show(*arguments)`.
 
     If nobody reads it, as behind `| head -1`, the command goes on and keeps its exit code.
     """
@@ -82,9 +81,9 @@ def emit(value: Callable[[], object], show: Callable[[], None]) -> None:
 
     try:
         if SETTINGS["json"]:
-            print(json.dumps(legal(value()), indent=1, default=str))
+            print(json.dumps(legal(value), indent=1, default=str))
         else:
-            show()
+            show(*arguments)
         sys.stdout.flush()
     except BrokenPipeError:
         discard_output()
@@ -104,14 +103,15 @@ def write_table(title: str, rows: Sequence[Row], note: str = "") -> None:
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError  # rich would exit with 1
 
-    texts = [list(map(_cell, row.values())) for row in rows]
-    has_tall_cells = any("\n" in text for text in itertools.chain(*texts))
-    table = Table(title=escape(title), title_justify="left", show_lines=has_tall_cells)
-    for name in rows[0] if rows else ():
+    table = Table(title=escape(title), title_justify="left")
+    # Columns of numbers are aligned at the right.
+    for name in next(iter(rows), {}):
         is_number = all(isinstance(row[name], (int, float)) for row in rows)
         table.add_column(escape(str(name)), justify="right" if is_number else "left", overflow="fold")
-    for cells in texts:
+    for row in rows:
+        cells = list(map(_cell, row.values()))
         table.add_row(*cells)
+        table.show_lines |= "\n" in "".join(cells)  # cells of several lines need rules between the rows
     width = None if sys.stdout.isatty() else WIDTH
     Terminal(width=width, markup=False, highlight=False, emoji=False).print(table)
     if note:

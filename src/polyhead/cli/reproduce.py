@@ -61,12 +61,12 @@ def reproduce(
             figure, scale, folder=folder, workers=workers, device=device, seeds=seeds
         )
     rows = [dict(zip(outcome.head, row, strict=True)) for row in outcome.rows]
+    verdicts = list(map(str, outcome.verdicts))
 
     def show() -> None:
-        for verdict in outcome.verdicts:
-            write(str(verdict))
+        for verdict in verdicts:
+            write(verdict)
         write(f"numbers, pictures and the paper's values: {page}")
 
-    verdicts = [str(verdict) for verdict in outcome.verdicts]
-    emit(lambda: {"page": page, "rows": rows, "verdicts": verdicts}, show)
+    emit({"page": page, "rows": rows, "verdicts": verdicts}, show)
     return write_failures(failures)

@@ -67,10 +67,7 @@ def evaluate(
                 model, config.task, split, batches=batches, batch_size=batch_size, seed=seed, device=device_of_run,
                 precision=settings.precision, accumulate=settings.accumulate,
             )  # fmt: skip
-    emit(
-        lambda: {"run": config.name, "scores": scores},
-        lambda: write_scores(config, {config.name: scores}, seed=seed),
-    )
+    emit({"run": config.name, "scores": scores}, write_scores, config, {config.name: scores}, seed)
     return 0
 
 
@@ -111,8 +108,9 @@ def probe(run: RunFolder, sequences: int = 4096, seed: int = 0, device: Device =
     with train.fast_products(config.fast_products and device_of_run.type == "cpu"):
         rows = analysis.probe_model(model, config.task, sequences=sequences, seed=seed, device=device_of_run)
     # Layers count from 0 in Python but from 1 for readers.
-    rows = [{**row, "layer": row["layer"] + 1} for row in rows]
-    emit(lambda: rows, lambda: write_table(f"Probes of the latent code: {config.name}", rows))
+    for row in rows:
+        row["layer"] += 1
+    emit(rows, write_table, f"Probes of the latent code: {config.name}", rows)
     return 0
 
 
@@ -141,7 +139,7 @@ def report(
     is_fast = all(train.read_config(folder).fast_products for folder in folders)
     with train.fast_products(is_fast):
         path = pages.write(folders, out, title=title, static=static)
-    emit(lambda: {"report": str(path)}, lambda: write(f"report: {path}"))
+    emit({"report": path}, write, f"report: {path}")
     return 0
 
 
@@ -164,5 +162,5 @@ def explore(model: Model, text: str, out: Path = Path("explore.html"), device: D
     from polyhead.train.device import pick_device
 
     path = explore_folder(model, text, out, device=pick_device(device))
-    emit(lambda: {"explore": path}, lambda: write(f"explore: {path}"))
+    emit({"explore": path}, write, f"explore: {path}")
     return 0

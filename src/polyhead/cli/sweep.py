@@ -61,7 +61,7 @@ def main(recipe: str, words: list[str]) -> int:
     from polyhead.scale.records import of_sweep
 
     records = of_sweep(runs, folder)
-    emit(records.rows, lambda: write_records(records, f"Runs in {folder}"))
+    emit(records.rows(), write_records, records, f"Runs in {folder}")
     return code
 
 

@@ -62,7 +62,7 @@ def main(recipe: str, words: list[str]) -> int:
             raise ValueError(f"polyhead train: --print is for one run but {recipe} has {len(runs)}")
         settings = to_dict(runs[0])
         text = yaml.safe_dump(settings, sort_keys=False, default_flow_style=None, width=100)
-        emit(lambda: settings, lambda: write(text.rstrip("\n")))
+        emit(settings, write, text.rstrip("\n"))
         return 0
     return train_runs(runs, again=training.again, workers=training.workers, devices=training.devices)
 
@@ -104,16 +104,17 @@ def configure(
             if not words:
                 runs += bases
                 continue
-            changed = []
+            changed, old_seeds, new_seeds = [], [], []
             for base in bases:
                 options = parse_fields(make_options(base), words, f"polyhead {verb} {recipe}", help_text)
                 run = options.run
                 if run.task != base.task:
                     run = files.fit_model(run, base)
                 changed.append(run)
+                old_seeds.append(base.seed)
+                new_seeds.append(run.seed)
             # `--seed 3` moves the seeds of a recipe that has several, 0 and 1 to 3 and 4: one seed would repeat runs.
-            old_seeds = [base.seed for base in bases]
-            moves_seeds = len(set(old_seeds)) > 1 and [run.seed for run in changed] != old_seeds
+            moves_seeds = len(set(old_seeds)) > 1 and new_seeds != old_seeds
             for run, old_seed in zip(changed, old_seeds, strict=True):
                 if moves_seeds:
                     run = reseeded(replace(run, seed=old_seed), run.seed)
@@ -253,12 +254,12 @@ def train_runs(
 
     def show() -> None:
         for config, scores in tables.values():
-            write_scores(config, scores, baselines=False)
+            write_scores(config, scores, None)
         for name, result in results.items():
             size = f"{result.parameters:,} parameters"
             write(f"{name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")
 
-    emit(lambda: [vars(result) for result in results.values()], show)
+    emit(list(map(vars, results.values())), show)
     return write_failures(outcomes)
 
 
@@ -273,8 +274,8 @@ def write_failures(outcomes: Iterable["Result | Failure"]) -> int:
     return code
 
 
-def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselines: bool = True, seed: int = 0) -> None:
-    """Print the task's metric by run and split, with the task's baselines and ceiling, or why there are none."""
+def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], seed: int | None = 0) -> None:
+    """Print the task's metric by run and split; with a seed also its baselines and ceiling, or why there are none."""
     metric = run.task.metric
     splits = list(dict.fromkeys(itertools.chain(*scores.values())))
     rows: list[Row] = []
@@ -285,7 +286,7 @@ def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselin
                 row[split] = f"{score[metric]:.3f} ± {score.get(f'{metric}_se', math.nan):.3f}"
         rows.append(row)
     missing = ""
-    if baselines and hasattr(run.task, "baselines"):
+    if seed is not None and hasattr(run.task, "baselines"):
         try:
             rows += _baseline_rows(run.task, splits, seed)
         except ValueError as error:  # the ceiling of a large family cannot be enumerated

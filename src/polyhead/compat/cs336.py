@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyhead.compat.mapping import TensorMapping, check_functions, fill, of_linear, tensor_of, uncompiled
-from polyhead.config import Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig
+from polyhead.config import Logits, Rotary, Softmax, Swiglu, Tokens, TransformerConfig, total_heads
 from polyhead.layers.device import Device, Placement
 from polyhead.layers.feedforward import swiglu_width
 from polyhead.models.transformer import Transformer
@@ -50,7 +50,9 @@ def load(state_dict: Mapping[str, Any], *, heads: int, theta: float, context: in
         named = {key.removeprefix("module."): value for key, value in named.items()}
     state = {}
     for key, value in named.items():
-        state[key] = value.detach() if isinstance(value, Tensor) else tensor_of(f"cs336.load: {key}", value)
+        if not isinstance(value, Tensor):
+            value = tensor_of(f"cs336.load: {key}", value)
+        state[key] = value.detach()
     for key in (TABLE, UP):
         if key not in state:
             raise ValueError(f"cs336.load: missing {key}")
@@ -81,7 +83,7 @@ def save(model: Transformer) -> dict[str, Tensor]:
         config.dim,
         getattr(config.feedforward, "hidden", None),
         config.layers,
-        sum(group.heads for group in config.layer_heads(0)),
+        total_heads(config.layer_heads(0)),
         theta=getattr(config.positions, "theta", 1e4),
         context=config.max_length,
     )

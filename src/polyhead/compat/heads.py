@@ -27,16 +27,10 @@ class Groups(nn.Module):
     __prepare_scriptable__ = no_script
 
     def add_groups(
-        self,
-        heads: config.Heads,
-        width: int,
-        *,
-        bias: bool,
-        max_length: int,
-        **placement: Unpack[Placement],
+        self, heads: config.Heads, width: int, *, bias: bool, max_length: int, **placement: Unpack[Placement]
     ) -> None:
         """Build the groups for a causal model of this width, and each distinct source of symbols once."""
-        total = sum(mechanism.heads for mechanism in heads)
+        total = config.total_heads(heads)
         groups: list[Any] = []
         for mechanism in heads:
             if isinstance(mechanism, config.Softmax) and mechanism.gate:

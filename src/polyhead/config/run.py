@@ -23,7 +23,7 @@ else:
     from polyhead.config.checked import Task
 
 __all__ = ["Decay", "Heads", "Model", "Run", "Train", "TransformerConfig", "check_run", "digest", "from_dict"]
-__all__ += ["head_list", "load", "save"]
+__all__ += ["head_list", "load", "save", "total_heads"]
 
 Heads = tuple[Mechanism, ...]
 
@@ -116,7 +116,7 @@ class TransformerConfig(Checked):
         if self.encoder is None:
             return ()
         if self.cross_heads is None:
-            return (Softmax(sum(group.heads for group in self.layer_heads(layer))),)
+            return (Softmax(total_heads(self.layer_heads(layer))),)
         return typing.cast(Heads, self.cross_heads)
 
     def groups(self) -> list[Mechanism]:
@@ -143,6 +143,11 @@ def head_list(caller: str, heads: object) -> Heads:
     if not isinstance(groups, (list, tuple)) or not groups or not all(isinstance(group, Mechanism) for group in groups):
         raise ValueError(f"{caller}: heads must be mechanisms such as [Softmax(4), Hyla(4)] but is {heads!r}")
     return tuple(groups)
+
+
+def total_heads(groups: Iterable[Mechanism]) -> int:
+    """The number of heads of all these groups."""
+    return sum(group.heads for group in groups)
 
 
 def _layers_of_heads(heads: object) -> tuple[Any, ...]:

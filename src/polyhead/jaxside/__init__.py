@@ -22,15 +22,5 @@ from polyhead.jaxside.relational import relational_attention
 from polyhead.jaxside.rope import rope
 from polyhead.jaxside.softmax import softmax_attention
 
-__all__ = [
-    "abstractor_attention",
-    "disentangled_attention",
-    "hyla",
-    "latent_code",
-    "linear_attention",
-    "pooled_attention",
-    "relational_attention",
-    "relations",
-    "rope",
-    "softmax_attention",
-]
+__all__ = ["abstractor_attention", "disentangled_attention", "hyla", "latent_code", "linear_attention"]
+__all__ += ["pooled_attention", "relational_attention", "relations", "rope", "softmax_attention"]

@@ -75,8 +75,8 @@ def visible(call: AttentionCall, queries: jax.Array | None = None) -> jax.Array 
         queries = jnp.arange(t, dtype=jnp.int32)
     elif mask is not None and mask.ndim > 1 and mask.shape[-2] > 1:
         mask = jax.lax.dynamic_slice_in_dim(mask, queries[0], len(queries), mask.ndim - 2)
-    query_position = (s - t + queries)[:, None]
-    key_position = jnp.arange(s, dtype=jnp.int32)
+    query_position = (s - t + queries)[:, None]  # (t 1)
+    key_position = jnp.arange(s, dtype=jnp.int32)  # (s)
     limits: list[Any] = []
     if masks.causal:
         limits.append(key_position <= query_position)

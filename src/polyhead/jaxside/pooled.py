@@ -6,16 +6,7 @@ from jaxtyping import Float
 
 from polyhead.jaxside.call import Array, AttentionCall, Bias, Keep, Mask, Masks, Packed, Scale
 from polyhead.jaxside.dispatch import compute
-from polyhead.jaxside.latent_code import (
-    ACTIVATIONS,
-    any_head,
-    code,
-    drop,
-    finite_bias,
-    rms_heads,
-    share,
-    wide,
-)
+from polyhead.jaxside.latent_code import ACTIVATIONS, any_head, code, drop, finite_bias, rms_heads, share, wide
 from polyhead.spec.shapes import check_reads_all_queries, shaped
 
 

@@ -76,14 +76,15 @@ class MultiHeadAttention(nn.Module):
 
         # The groups of heads.  `sizes`, `shared`, `heads_of` and `symbol_dims` have an entry for each, and so has
         # `source_of` if the layer has symbols of its own.
-        self.total_heads = sum(mechanism.heads for mechanism in heads)
+        self.total_heads = config.total_heads(heads)
         groups: list[HeadGroup] = []
         self.heads_of: list[tuple[int, int]] = []  # the first head of each group, and the first of the next group
+        first = 0
         for mechanism in heads:
             group = build(mechanism, dim, self.total_heads, bias=bias, max_length=max_length, **placement)
-            first = sum(other.sizes.heads for other in groups)
-            self.heads_of.append((first, first + group.sizes.heads))
             groups.append(group)
+            self.heads_of.append((first, first + group.sizes.heads))
+            first += group.sizes.heads
         self.groups = nn.ModuleList(groups)
         self.sizes = [group.sizes for group in groups]
         check_shared("MultiHeadAttention", heads, self.sizes)
@@ -314,7 +315,11 @@ class MultiHeadAttention(nn.Module):
         outputs = []
         for source in self.symbols:
             outputs.append(source(call.key_source, **options))
-        return [None if index is None else outputs[index] for index in self.source_of]
+        by_group: list[Tensor | None] = [None] * len(self.groups)
+        for i, index in enumerate(self.source_of):
+            if index is not None:
+                by_group[i] = outputs[index]
+        return by_group
 
     def _op_tensors(
         self, i: int, rows: Rows, symbols: Tensor | None, call: LayerCall, previous: dict[str, Tensor]
@@ -353,13 +358,7 @@ class MultiHeadAttention(nn.Module):
         return tensors
 
     def _all_keys(
-        self,
-        i: int,
-        rows: Rows,
-        features: Tensor | None,
-        symbols: Tensor | None,
-        call: LayerCall,
-        dtype: torch.dtype,
+        self, i: int, rows: Rows, features: Tensor | None, symbols: Tensor | None, call: LayerCall, dtype: torch.dtype
     ) -> dict[str, Tensor]:
         """The tensors of `_new_keys`, after those that the cache holds; those of a context are computed once."""
         if call.cache is None:
@@ -381,7 +380,8 @@ class MultiHeadAttention(nn.Module):
     ) -> dict[str, Tensor]:
         """For the new keys: k (b s g d), k_rel, and v (b|1 s g e) or the table of relative symbols."""
         group = self.groups[i]
-        tensors: dict[str, Tensor] = {name: rows[name] for name in ("k", "v") if name in rows}
+        tensors = dict(rows)
+        tensors.pop("q", None)  # what is left is of the keys
         if features is not None and symbols is not None:
             if call.context is not None:
                 features = symbol_group(group).features(call.context)

@@ -118,9 +118,9 @@ class MixtureOfExperts(nn.Module):
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
         _check_width("MixtureOfExperts", self.gate.in_features, x)
-        flat = x.reshape(-1, x.shape[-1])
-        scores = self._scores(flat)
-        best, chosen = scores.topk(self.top_k, dim=-1)
+        flat = x.reshape(-1, x.shape[-1])  # (n m): n tokens
+        scores = self._scores(flat)  # (n x): x experts
+        best, chosen = scores.topk(self.top_k, dim=-1)  # (n top_k) each
         self.balance_loss = self._balance(scores, chosen)
         # Gate weights (n x): a softmax over the chosen scores, and 0 for all other experts.
         weight = torch.zeros_like(scores).scatter(-1, chosen, best.softmax(-1)).to(self.up.dtype)
@@ -128,7 +128,7 @@ class MixtureOfExperts(nn.Module):
         if self.up_bias is not None:
             hidden = hidden + self.up_bias[:, None]
         # W_down is linear, so the gate can weight the hidden layer; the sum over experts is then one product.
-        hidden = self._act(hidden) * weight.T[..., None]
+        hidden = self._act(hidden) * weight.T[..., None]  # (x n f)
         out = torch.einsum("xnf,xmf->nm", hidden, self.down)
         if self.down_bias is not None:
             out = out + weight @ self.down_bias

@@ -153,8 +153,9 @@ def rotary_tables(
     """
     widths: set[int] = set()
     for heads in layers:
-        num_heads = sum(group.heads for group in heads)
-        widths |= {sizes_of(group, dim, num_heads).dim for group in heads}
+        num_heads = config.total_heads(heads)
+        for group in heads:
+            widths.add(sizes_of(group, dim, num_heads).dim)
     tables = nn.ModuleDict()
     for width in sorted(widths):
         tables[str(width)] = RotaryEmbedding(width, positions.theta, max_length, positions.layout, device)

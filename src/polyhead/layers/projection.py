@@ -66,10 +66,11 @@ def affine(layer: Any) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None
 
 def widths_of(sizes: Sequence[Sizes]) -> list[int]:
     """Numbers of rows of queries, of keys and of values."""
-    queries = sum(size.widths[0] for size in sizes)
-    keys = sum(size.widths[1] for size in sizes)
-    values = sum(size.widths[2] for size in sizes)
-    return [queries, keys, values]
+    totals = [0, 0, 0]
+    for size in sizes:
+        for part, width in enumerate(size.widths):
+            totals[part] += width
+    return totals
 
 
 def project(qkv: Any, sizes: Sequence[Sizes], x: Tensor, context: Tensor | None, *, senders: bool = True) -> list[Rows]:

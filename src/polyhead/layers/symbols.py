@@ -197,15 +197,15 @@ class RelationalSymbols(SymbolModule):
         x = tokens[:, tokens.shape[1] - x.shape[1] :]
         # The rows (s n) of each new token's neighbours among `tokens`, clipped to the ends of the sequence.
         indices = torch.arange(tokens.shape[1] - x.shape[1], tokens.shape[1], device=x.device)
-        steps = torch.tensor(self.steps, device=x.device)
+        steps = torch.tensor(self.steps, device=x.device)  # (n)
         neighbours = (indices[:, None] + steps).clamp(0, tokens.shape[1] - 1)
         if arguments.cu_seqlens is not None:
             # Packed sequences have ends of their own: clip to the first and last row of each.
             starts = starts_in(arguments.cu_seqlens, x.shape[1])
-            last = torch.searchsorted(starts, starts, right=True) - 1
+            last = torch.searchsorted(starts, starts, right=True) - 1  # (s)
             neighbours = torch.minimum(torch.maximum(neighbours, starts[:, None]), last[:, None])
-        q = self.q(x).unflatten(-1, (self.relations, -1))
-        k = self.k(tokens).unflatten(-1, (self.relations, -1))[:, neighbours]
+        q = self.q(x).unflatten(-1, (self.relations, -1))  # (b s r d)
+        k = self.k(tokens).unflatten(-1, (self.relations, -1))[:, neighbours]  # (b s n r d)
         # Each relation r compares its part of the query with the same part of each neighbour n (b s n r).
         related = torch.einsum("bsrd,bsnrd->bsnr", q, k)
         if self.normalise:
@@ -226,14 +226,14 @@ class RelationalSymbols(SymbolModule):
 def in_place_of_padding(x: Tensor, real: Tensor, cu_seqlens: Tensor | None) -> tuple[Tensor, Tensor]:
     """`x` (b s m) with padding (`real` (b s) is False) replaced by the real token of its sequence before it or, if
     there is none, after it; and a mask of the tokens that have a real one at or before them."""
-    indices = torch.arange(x.shape[1], device=x.device).expand(real.shape)
+    indices = torch.arange(x.shape[1], device=x.device).expand(real.shape)  # (b s)
     last = torch.where(real, indices, -1).cummax(1).values  # the last real token so far
-    following = torch.where(real, indices, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)
+    following = torch.where(real, indices, x.shape[1] - 1).flip(1).cummin(1).values.flip(1)  # the next real token
     # In packed sequences the last real token may belong to an earlier sequence, and then does not count.
     known = last >= 0
     if cu_seqlens is not None:
         known = last >= starts_in(cu_seqlens, x.shape[1])
-    index = torch.where(known, last, following)
+    index = torch.where(known, last, following)  # (b s)
     return x.gather(1, index[..., None].expand(x.shape)), known
 
 

@@ -156,7 +156,8 @@ class Transformer(nn.Module):
             return self.encoder(source, mask=mask)
         layer_taps: list[Taps] = []
         encoded = self.encoder(source, mask=mask, taps=layer_taps)
-        taps.extend(dataclasses.replace(layer, name=f"encoder {i}") for i, layer in enumerate(layer_taps))
+        for i, layer in enumerate(layer_taps):
+            taps.append(dataclasses.replace(layer, name=f"encoder {i}"))
         return encoded
 
     @shaped

@@ -78,7 +78,7 @@ class Masks:
     def ranges(self, t: int, s: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """For each query the first visible key and one past the last, ignoring the mask: two non-decreasing (t) of
         int32.  For a query without a visible key the range is empty."""
-        position = torch.arange(s - t, s, device=device, dtype=torch.int32)
+        position = torch.arange(s - t, s, device=device, dtype=torch.int32)  # of the queries (t)
         first, end = torch.zeros_like(position), torch.full_like(position, s)
         if self.causal:
             end = position + 1
@@ -96,11 +96,11 @@ class Masks:
         if self.causal:
             limits.append(diagonal(t, s, device))
         if self.window is not None:
-            query_positions = torch.arange(s - t, s, device=device)[:, None]
+            query_positions = torch.arange(s - t, s, device=device)[:, None]  # (t 1)
             limits.append((query_positions - torch.arange(s, device=device)).abs() < self.window)
         if self.cu_seqlens is not None:
             sequence = sequence_of(self.cu_seqlens, t)
-            limits.append(sequence[:, None] == sequence)
+            limits.append(sequence[:, None] == sequence)  # (t t)
         if self.mask is not None:
             limits.append(self.mask)
         visible: Tensor | None = None
@@ -131,7 +131,7 @@ def sequence_of(cu_seqlens: Tensor, rows: int) -> Tensor:
 
 def sequence_ranges(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor]:
     """For each row of a packed sample the first row of its sequence, and one past the last: two (rows,)."""
-    edges = torch.cat((cu_seqlens.new_zeros(1), cu_seqlens[1:], cu_seqlens.new_full((1,), rows)))
+    edges = torch.cat((cu_seqlens.new_zeros(1), cu_seqlens[1:], cu_seqlens.new_full((1,), rows)))  # (sequences + 2)
     sequence = sequence_of(cu_seqlens, rows)
     return edges[sequence], edges[sequence + 1]
 

@@ -117,11 +117,15 @@ class Kernel:
     def __post_init__(self) -> None:
         row = mechanism(self.op)
         # PyTorch takes time for every tensor in a schema, so a kernel has only those of its mechanism.
-        learned = [name for name in (*row.tensors, *row.optional, *row.torch_only) if name != "softcap"]
-        learned = ["v" if name == "symbols" else name for name in learned]
-        self.tensor_names = (*learned, "bias", "mask", "keep", "cu_seqlens")
-        tensors = ", ".join(f"Tensor{'' if name in REQUIRED else '?'} {name}" for name in self.tensor_names)
-        self.schema = f"{tensors}, *, {OPTION_SCHEMA}"
+        self.tensor_names: list[str] = []
+        for name in (*row.tensors, *row.optional, *row.torch_only, "bias", "mask", "keep", "cu_seqlens"):
+            if name == "symbols":  # a call has them as its values
+                self.tensor_names.append("v")
+            elif name != "softcap":  # a number, among the options
+                self.tensor_names.append(name)
+        # Of three names, one required: "Tensor q, Tensor? bias, Tensor? mask".
+        tensors = [f"Tensor {name}" if name in REQUIRED else f"Tensor? {name}" for name in self.tensor_names]
+        self.schema = f"{', '.join(tensors)}, *, {OPTION_SCHEMA}"
         self.custom_op = _register(self)
 
     @property

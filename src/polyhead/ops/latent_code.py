@@ -210,7 +210,7 @@ def softmax_with_sinks(scores: Tensor, visible: Tensor | None, sinks: Tensor) ->
     """
     if visible is not None:
         scores = hide(scores, visible, 3)  # a sink may be -inf, too
-    sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
+    sink = sinks.to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)  # (b h t 1), as of one more key
     weights = torch.cat((scores, sink), dim=3).softmax(3)[..., :-1]
     return weights if visible is None else weights.masked_fill(~visible, 0)
 
@@ -233,7 +233,9 @@ def normalised(scores: Tensor, normalise: str, visible: Tensor | None) -> Tensor
         code = scores.masked_fill(~visible, 0)
     else:
         code = scores
-    return rms_heads(code) if normalise in ("rms_heads", "softmax_rms_heads") else code
+    if normalise in ("rms_heads", "softmax_rms_heads"):
+        return rms_heads(code)
+    return code
 
 
 def code(call: AttentionCall) -> Tensor:

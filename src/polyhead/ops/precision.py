@@ -15,12 +15,11 @@ from torch import Tensor
 
 from polyhead.ops.call import AttentionCall
 
-AUTOCAST_DEVICES = [
-    device_type
-    for device_type in ("cpu", "cuda", "mps", "xpu", "mtia", "hpu")
-    if torch.amp.is_autocast_available(device_type)
-]
+AUTOCAST_DEVICES: list[str] = []
 """Device types with autocast.  Computed at import, because torch.compile of torch 2.11 cannot trace the query."""
+for _device_type in ("cpu", "cuda", "mps", "xpu", "mtia", "hpu"):
+    if torch.amp.is_autocast_available(_device_type):
+        AUTOCAST_DEVICES.append(_device_type)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype | None:

@@ -47,7 +47,7 @@ def rope_angles(positions: Tensor, dim: int, theta: float = 1e4) -> Tensor:
     In float64 (a float32 angle is off by 0.006 at position 100,000), except where the device has none.
     """
     dtype = torch.float32 if positions.device.type == "mps" else torch.float64
-    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=dtype) / -dim
+    exponents = torch.arange(0, dim, 2, device=positions.device, dtype=dtype) / -dim  # (dim/2)
     return positions.to(dtype)[..., None] * theta**exponents
 
 
@@ -58,13 +58,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """
     wide = x.to(cos.dtype)
     if layout == "half":
-        a, b = wide.chunk(2, -1)
+        a, b = wide.chunk(2, -1)  # (... d/2) each
         return torch.cat((a * cos - b * sin, a * sin + b * cos), -1).to(x.dtype)
     pairs = wide.unflatten(-1, (-1, 2))  # (... d/2 2)
     if _viewable_as_complex(wide):
-        rotated = torch.view_as_complex(pairs) * torch.complex(cos, sin)
+        rotated = torch.view_as_complex(pairs) * torch.complex(cos, sin)  # (... d/2)
         return torch.view_as_real(rotated).flatten(-2).to(x.dtype)
-    a, b = pairs.unbind(-1)
+    a, b = pairs.unbind(-1)  # (... d/2) each
     return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2).to(x.dtype)
 
 
@@ -97,7 +97,7 @@ def check_range(function: str, positions: Tensor, limit: int | None = None, name
     """Raise ValueError unless positions lie in [0, limit).  Not checked where they cannot be read (`is_readable`)."""
     if not is_readable(positions) or not positions.numel():
         return
-    low, high = (int(end) for end in positions.aminmax())
+    low, high = map(int, positions.aminmax())
     if low < 0:
         raise ValueError(f"{function}: positions must not be negative but hold {low}")
     if limit is not None and high >= limit:

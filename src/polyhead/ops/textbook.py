@@ -72,7 +72,7 @@ def swiglu(
 def rms_norm(x: Float[Tensor, "... m"], weight: Float[Tensor, " m"], eps: float = 1e-5) -> Float[Tensor, "... m"]:
     """`x / sqrt(mean(x^2) + eps) * weight` (Zhang and Sennrich 2019)."""
     # In float32: the square of 1e4 exceeds what float16 holds.
-    mean_square = wide(x).square().mean(-1, keepdim=True)
+    mean_square = wide(x).square().mean(-1, keepdim=True)  # (... 1)
     return (wide(x) / torch.sqrt(mean_square + eps) * weight).to(x.dtype)
 
 
@@ -84,12 +84,12 @@ def rotary(x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], theta: floa
     check_shape("rotary", positions, tuple(x.shape[:-1]))
     # In float64, which Apple's GPUs do not have: at position 100,000 a float32 angle is off by 0.006.
     dtype = torch.float32 if x.device.type == "mps" else torch.float64
-    exponents = torch.arange(0, dim, 2, dtype=dtype, device=x.device) / -dim
-    angles = positions[..., None] * theta**exponents
+    exponents = torch.arange(0, dim, 2, dtype=dtype, device=x.device) / -dim  # (d/2)
+    angles = positions[..., None] * theta**exponents  # (... d/2)
     cos = angles.cos().to(wide(x).dtype)
     sin = angles.sin().to(wide(x).dtype)
-    first, second = wide(x)[..., 0::2], wide(x)[..., 1::2]
-    turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)
+    first, second = wide(x)[..., 0::2], wide(x)[..., 1::2]  # (... d/2) each
+    turned = torch.stack((first * cos - second * sin, first * sin + second * cos), dim=-1)  # (... d/2 2)
     return turned.flatten(-2).to(x.dtype)
 
 
@@ -128,7 +128,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     scores = wide(q) @ wide(k).mT * q.shape[-1] ** -0.5
 
     # Hidden scores are -inf, but 0 in a row without keys: a softmax of -inf alone would be NaN.
-    has_keys = mask.any(-1, keepdim=True)
+    has_keys = mask.any(-1, keepdim=True)  # (... t 1)
     hidden = torch.where(has_keys, -torch.inf, 0.0).to(scores.dtype)
     weights = softmax(torch.where(mask, scores, hidden), -1) * mask
     return (weights @ wide(v)).to(v.dtype)
@@ -148,7 +148,7 @@ def causal_heads(
     theta: float = 1e4,
 ) -> Float[Tensor, "... t m"]:
     """Attention of each head to itself and to earlier tokens, side by side; rotary if `positions` are given."""
-    q, k, v = (split_heads(x, num_heads) for x in (q, k, v))
+    q, k, v = split_heads(q, num_heads), split_heads(k, num_heads), split_heads(v, num_heads)  # (... h t d)
     if positions is not None:
         q = rotary(q, positions[..., None, :], theta)
         k = rotary(k, positions[..., None, :], theta)
@@ -194,16 +194,12 @@ def transformer_block(
     """A pre-norm block: `x + attention(norm(x))`, then `x + swiglu(norm(x))`; keys are the course's."""
     w_q, w_k, w_v, w_o = (weights[f"attn.{name}_proj.weight"] for name in ("q", "k", "v", "output"))
     x = x + self_attention(rms_norm(x, weights["ln1.weight"]), w_q, w_k, w_v, w_o, num_heads, positions, theta)
-    feedforward = [weights[f"ffn.w{i}.weight"] for i in (1, 2, 3)]
-    return x + swiglu(rms_norm(x, weights["ln2.weight"]), *feedforward)
+    w_1, w_2, w_3 = weights["ffn.w1.weight"], weights["ffn.w2.weight"], weights["ffn.w3.weight"]
+    return x + swiglu(rms_norm(x, weights["ln2.weight"]), w_1, w_2, w_3)
 
 
 def transformer_lm(
-    tokens: Int[Tensor, "... t"],
-    weights: Mapping[str, Tensor],
-    num_layers: int,
-    num_heads: int,
-    theta: float = 1e4,
+    tokens: Int[Tensor, "... t"], weights: Mapping[str, Tensor], num_layers: int, num_heads: int, theta: float = 1e4
 ) -> Float[Tensor, "... t c"]:
     """The language model: embedding, blocks, a last norm, and the logits of the next token."""
     x = weights["token_embeddings.weight"][tokens]

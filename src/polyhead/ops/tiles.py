@@ -53,7 +53,9 @@ class VisibleTiles:
 
     def keys(self, q0: int, q1: int) -> tuple[int, int]:
         """The first key that any of these queries may attend to, and one past the last."""
-        return (self.first[q0], self.end[q1 - 1]) if self.limited else (0, self.s)
+        if self.limited:
+            return self.first[q0], self.end[q1 - 1]
+        return 0, self.s
 
     def hides(self, tile: Tile) -> bool:
         """Whether a pair of a tile may be hidden."""
@@ -62,6 +64,6 @@ class VisibleTiles:
 
     def hidden(self, tile: Tile) -> Tensor:
         """True at hidden pairs (q k)."""
-        first, end = (x[tile.q, None] for x in self.device_ranges)  # (q 1)
-        keys = torch.arange(tile.k0, tile.k1, device=first.device)
-        return (keys < first) | (keys >= end)
+        first, end = self.device_ranges  # (t)
+        keys = torch.arange(tile.k0, tile.k1, device=first.device)  # (k)
+        return (keys < first[tile.q, None]) | (keys >= end[tile.q, None])

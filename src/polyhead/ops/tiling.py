@@ -59,15 +59,13 @@ def is_preferred(call: AttentionCall) -> bool:
     if call.network == "pair":
         return pairs * call.v.shape[-1] * call.q.shape[2] >= 1 << 23
     if call.network == "query":
-        return pairs * call.v.shape[-1] >= 1 << (22 if call.masks.causal else 29)
-    return pairs >= 1 << (20 if call.masks.causal else 26)
+        least = 1 << 22 if call.masks.causal else 1 << 29
+        return pairs * call.v.shape[-1] >= least
+    least = 1 << 20 if call.masks.causal else 1 << 26
+    return pairs >= least
 
 
-def tiled(
-    op: str,
-    reference: Reference,
-    preferred: Callable[[AttentionCall], bool] = is_preferred,
-) -> Kernel:
+def tiled(op: str, reference: Reference, preferred: Callable[[AttentionCall], bool] = is_preferred) -> Kernel:
     """The impl "blocked" of an op, whose public function has the name `op`."""
 
     def forward_pass(call: AttentionCall) -> Outputs:
@@ -140,9 +138,10 @@ def _cut(name: str, x: Tensor, samples: slice, tile: Tile, call: AttentionCall) 
     axes = TILED_AXES.get(name, "")[-x.ndim :]  # a mask of fewer dimensions has the last ones of (b h t s)
     axes = AXES_BY_OFFSET.get((name, x.ndim), axes)
     parts = {"b": samples, "t": tile.q, "s": tile.k, "n": tile.offsets(call.q.shape[1])}
-    index = []
-    for axis, size in zip(axes, x.shape, strict=False):
-        index.append(parts.get(axis, slice(None)) if size > 1 else slice(None))
+    index = [slice(None)] * len(axes)
+    for i, axis in enumerate(axes):
+        if axis in parts and x.shape[i] > 1:  # an axis of size 1 is broadcast over all tiles
+            index[i] = parts[axis]
     return x[tuple(index)]
 
 
@@ -182,7 +181,8 @@ def _tile_sizes(call: AttentionCall) -> tuple[int, int, int]:
 
     # The reference normalises or pools over the keys that it is given.
     needs_whole_rows = SOFTMAX_AXIS.get(call.normalise) == "s" or call.act == "softmax" or call.pool != ""
-    keys = max(1, s if needs_whole_rows else min(s, KEYS))
+    keys = s if needs_whole_rows else min(s, KEYS)
+    keys = max(1, keys)
     queries = max(1, min(t, QUERIES, NUMBERS // (keys * width)))
     samples = max(1, min(b, NUMBERS // (queries * keys * width)))
     return samples, queries, keys

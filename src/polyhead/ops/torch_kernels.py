@@ -19,13 +19,7 @@ path."""
 
 
 def torch_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    mask: Tensor | None = None,
-    causal: bool = False,
-    scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """`F.scaled_dot_product_attention` on (b h t d) tensors, with NaN for each query that sees a score of NaN.
 
@@ -37,12 +31,13 @@ def torch_attention(
         return out
     # 0 * NaN is NaN: the factor brings it back without a branch on data.
     with torch.no_grad():
-        is_lost = (q @ k.mT).isnan()
+        is_lost = (q @ k.mT).isnan()  # (b h t s)
         if causal:
             is_lost = is_lost.tril()
         if mask is not None:
-            is_lost = is_lost & (mask if mask.dtype == torch.bool else mask != -math.inf)
-        is_lost = is_lost.any(-1, keepdim=True)
+            visible = mask if mask.dtype == torch.bool else mask != -math.inf
+            is_lost = is_lost & visible
+        is_lost = is_lost.any(-1, keepdim=True)  # (b h t 1)
         factor = torch.ones_like(is_lost, dtype=out.dtype).masked_fill_(is_lost, math.nan)
     return out * factor  # the gradient of such a query becomes NaN, too
 
@@ -91,10 +86,11 @@ def _masked_attention(
     attn_mask = visible
     if bias is not None:
         hidden, bias = hidden_by(bias), dense(bias, t, s)
-        bias = bias if bias.ndim == 4 else bias[None]
+        if bias.ndim == 3:
+            bias = bias[None]
         attn_mask = bias if visible is None else bias.masked_fill(~visible, -math.inf)
         if hidden is not None:  # the bias, too, may leave a row without keys
-            has_no_score = (attn_mask == -math.inf).all(-1, keepdim=True)
+            has_no_score = (attn_mask == -math.inf).all(-1, keepdim=True)  # (b|1 h t 1)
             attn_mask = attn_mask.masked_fill(has_no_score, 0)
             is_empty_row = has_no_score if is_empty_row is None else has_no_score | is_empty_row
         attn_mask = _narrow_bias(attn_mask, q.dtype)

@@ -155,7 +155,8 @@ def runs_of(cells: Iterable[Cell]) -> list[Run]:
     """Return the runs of all cells."""
     runs = []
     for cell in cells:
-        runs += [point.run for point in cell.points]
+        for point in cell.points:
+            runs.append(point.run)
     return runs
 
 

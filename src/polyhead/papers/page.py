@@ -14,16 +14,9 @@ from polyhead.spec.values import legal
 from polyhead.train.store.files import write
 
 RESULTS, PAGE, README = "results.json", "index.html", "README.md"
-RUN_COLUMNS = {
-    "run": "name",
-    "seed": "seed",
-    "lr": "lr",
-    "weight decay": "weight_decay",
-    "warm-up": "warmup",
-    "steps": "steps",
-    "seconds": "seconds",
-    "digest": "digest",
-}
+# Title of a column -> field of a run in results.json.
+RUN_COLUMNS = {"run": "name", "seed": "seed", "lr": "lr", "weight decay": "weight_decay", "warm-up": "warmup"}
+RUN_COLUMNS |= {"steps": "steps", "seconds": "seconds", "digest": "digest"}
 VERDICT_COLUMNS = ("claim", "verdict", "number", "difference ± standard error", "interval", "p")
 RULE = (
     "Each number is a difference over seeds, with the interval of its test. Yes: it is above zero, or above the named "
@@ -113,7 +106,9 @@ def readme(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcom
     if outcome.verdicts:
         rows = []
         for claim, word, *numbers in verdict_rows(outcome.verdicts):
-            rows.append((claim, f"**{word}**" if word else "", *numbers))
+            if word:
+                word = f"**{word}**"
+            rows.append((claim, word, *numbers))
         lines += ["## Verdicts", "", *markdown_table(VERDICT_COLUMNS, rows), ""]
         sides = "p is one-sided, for a claim of no difference two-sided"
         lines += [f"{sides}, and corrected by Holm over the page, or over its families of claims."]

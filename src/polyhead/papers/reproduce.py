@@ -69,7 +69,7 @@ def reproduce(
 
     outcomes: Sequence[Result | Failure] = ()
     if runs:
-        engine = Here() if scale == "smoke" and workers is None else None
+        engine = Here() if scale == "smoke" and workers is None else None  # workers would take longer to start
         outcomes = sweep(runs, base, workers=workers, progress=progress, engine=engine)
     study = Study.of(figure, definition.paper, scale, base, runs, outcomes)
     if definition.runs is None:
@@ -162,7 +162,9 @@ def run_as_json(study: Study, point: FinishedRun) -> About:
     for split, score_by_step in point.read_courses(run.task.metric).items():
         courses[split] = {}
         for step, score in score_by_step.items():
-            courses[split][str(step)] = score if split == TRAINING_LOSS else round(score, 6)
+            if split != TRAINING_LOSS:
+                score = round(score, 6)
+            courses[split][str(step)] = score
     row: About = {"name": run.name, "digest": digest(run)}
     for axis, value in study.paper.coordinates(run).items():
         if axis not in ("length", "held out"):

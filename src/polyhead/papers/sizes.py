@@ -91,13 +91,16 @@ def one_setting(shape: Scale, scale: str) -> tuple[Setting, ...]:
 
 def with_seeds(shape: Size, scale: str, seeds: int) -> Size:
     """At most `seeds` seeds below paper scale."""
-    return shape if scale == "paper" else replace(shape, seeds=min(seeds, shape.seeds))
+    if scale == "paper":
+        return shape
+    return replace(shape, seeds=min(seeds, shape.seeds))
 
 
 def training(shape: Scale, setting: Setting, splits: tuple[str, ...]) -> Train:
     """The training of a run of this size, scored on `splits` after every quarter; a very short one after every half."""
-    is_very_short = shape.steps <= 8
-    every = max(shape.steps // (2 if is_very_short else 4), 1)
+    eval_every = save_every = max(shape.steps // 4, 1)
+    if shape.steps <= 8:
+        eval_every, save_every = max(shape.steps // 2, 1), shape.steps
     return Train(
         steps=shape.steps,
         batch_size=shape.batch_size,
@@ -109,7 +112,7 @@ def training(shape: Scale, setting: Setting, splits: tuple[str, ...]) -> Train:
         clip=shape.clip,
         evaluate=splits,
         eval_batches=shape.eval_batches,
-        eval_every=every,
+        eval_every=eval_every,
         log_every=max(shape.steps // 60, 1),
-        save_every=shape.steps if is_very_short else every,
+        save_every=save_every,
     )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from polyhead.analysis.claims import Estimate, over_networks
-from polyhead.config import Run, TransformerConfig
+from polyhead.config import Run, TransformerConfig, total_heads
 from polyhead.papers.sizes import Setting
 from polyhead.scale.sweep import Failure
 from polyhead.spec.optional import optional
@@ -24,25 +24,41 @@ from polyhead.train.store.folder import RESULT, read_metrics
 if TYPE_CHECKING:
     from pandas import Series
 
-Axis = Callable[[Run], Any]
+# An axis of figures: the dotted name of a field of the run, or a function of the run.
+Axis = str | Callable[[Run], Any]
+
+
+def _instances(run: Run) -> int:
+    return run.train.steps * run.train.batch_size
 
 
 def _heads(run: Run) -> int | None:
     if not isinstance(run.model, TransformerConfig):
         return None
-    return sum(group.heads for group in run.model.layer_heads(0))
+    return total_heads(run.model.layer_heads(0))
 
 
 # The axes that figures of any paper may use.
 AXES: dict[str, Axis] = {
-    "task": lambda run: run.task.name,
-    "lr": lambda run: run.train.lr,
-    "length": lambda run: run.task.length,
-    "instances": lambda run: run.train.steps * run.train.batch_size,
-    "width": lambda run: getattr(run.model, "dim", None),
-    "depth": lambda run: getattr(run.model, "layers", None),
+    "task": "task.name",
+    "lr": "train.lr",
+    "length": "task.length",
+    "instances": _instances,
+    "width": "model.dim",
+    "depth": "model.layers",
     "heads": _heads,
 }
+
+
+def value_on(axis: Axis, run: Run) -> Any:
+    """The value of a run on an axis; None for a run without that field."""
+    if callable(axis):
+        return axis(run)
+    value: Any = run
+    for name in axis.split("."):
+        value = getattr(value, name, None)
+    return value
+
 
 # A value for `split` that stands for the training loss.
 TRAINING_LOSS = "training loss"
@@ -85,10 +101,10 @@ class Paper:
     def coordinates(self, run: Run) -> dict[str, Any]:
         """The value of a run on each axis that it has."""
         values = {}
-        for axis, read in {"model": self.row_of, **AXES, **self.axes}.items():
-            value = read(run)
+        for name, axis in {"model": self.row_of, **AXES, **self.axes}.items():
+            value = value_on(axis, run)
             if value is not None:
-                values[axis] = value
+                values[name] = value
         return values
 
 
@@ -127,8 +143,8 @@ class FinishedRun:
         elif name != self.run.task.metric:
             courses = {}
         if split not in courses:
-            words = split if split == TRAINING_LOSS else f"{name} on {split}"
-            raise ValueError(f"{self.result.folder}: no {words} during training is kept; train this run again")
+            score = split if split == TRAINING_LOSS else f"{name} on {split}"
+            raise ValueError(f"{self.result.folder}: no {score} during training is kept; train this run again")
         return dict(courses[split])
 
     def read_courses(self, metric: str) -> dict[str, dict[int, float]]:

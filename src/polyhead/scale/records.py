@@ -198,8 +198,10 @@ class Records:
                 row |= {"state": str(record.state), "step": f"{record.step}/{record.run.train.steps}"}
             row |= columns
             for split in record.scores:
-                is_best = split in best and record.score(split) == best[split].score(split)
-                row[f"{split} {record.run.task.metric}"] = record.score_text(split) + (" *" if is_best else "")
+                text = record.score_text(split)
+                if split in best and record.score(split) == best[split].score(split):
+                    text += " *"
+                row[f"{split} {record.run.task.metric}"] = text
             rows.append(row)
         return rows
 
@@ -255,9 +257,11 @@ def sorted_by_settings(runs: Sequence[Run], folders: Sequence[pathlib.Path]) -> 
 
     def key(index: int) -> tuple[object, ...]:
         values: list[tuple[float | int, str]] = []
-        # Texts come after all numbers: the two cannot be compared.
         for value in settings[index].values():
-            values.append((value, "") if isinstance(value, int | float) else (math.inf, str(value)))
+            if isinstance(value, int | float):
+                values.append((value, ""))
+            else:  # texts come after all numbers: the two cannot be compared
+                values.append((math.inf, str(value)))
         return folders[index].parent, runs[index].name, values
 
     return sorted(range(len(runs)), key=key)

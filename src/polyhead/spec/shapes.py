@@ -63,10 +63,10 @@ def check_number(
         raise ValueError(f"{caller}: {name} must be at least {minimum} but is {value}")
 
 
-def check_rate(caller: str, rate: float, name: str = "dropout") -> None:
+def check_rate(caller: str, rate: float) -> None:
     """Raise ValueError unless a dropout rate is in [0, 1): a rate of 1 would drop all."""
     if not isinstance(rate, numbers.Real) or not 0.0 <= rate < 1.0:
-        raise ValueError(f"{caller}: {name} must be in [0, 1) but is {rate}")
+        raise ValueError(f"{caller}: dropout must be in [0, 1) but is {rate}")
 
 
 def check_layer(caller: str, dim: object, causal: object) -> None:

@@ -282,7 +282,10 @@ def shape(axes: str, sizes: Mapping[str, int]) -> tuple[int, ...]:
     >>> shape("(h d + g d + g e) m", {"h": 8, "g": 2, "d": 4, "e": 5, "m": 32})
     (50, 32)
     """
-    return tuple(amount(joined or letter, sizes) for joined, letter in re.findall(r"\(([^)]*)\)|(\w)", axes))
+    lengths = []
+    for formula, letter in re.findall(r"\(([^)]*)\)|(\w)", axes):  # an axis is a formula in parentheses, or a letter
+        lengths.append(amount(formula or letter, sizes))
+    return tuple(lengths)
 
 
 def _value(node: ast.expr, sizes: Mapping[str, int]) -> Fraction:

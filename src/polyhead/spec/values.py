@@ -30,7 +30,9 @@ def legal(value: object) -> object:
         return {str(name): legal(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [legal(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def numbers(scores: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,28 +14,8 @@ from polyhead.tasks.text.task import Text
 
 # The classes that a configuration file may name as its task.
 KINDS: tuple[type[Task], ...] = (
-    FuzzyLogic,
-    Sraven,
-    RelationalGames,
-    ObjectSorting,
-    PairwiseOrder,
-    SetCards,
-    Maths,
-    Images,
-    Text,
-)
+    FuzzyLogic, Sraven, RelationalGames, ObjectSorting, PairwiseOrder, SetCards, Maths, Images, Text
+)  # fmt: skip
 
-__all__ = [
-    "KINDS",
-    "Batch",
-    "FuzzyLogic",
-    "Images",
-    "Maths",
-    "ObjectSorting",
-    "PairwiseOrder",
-    "RelationalGames",
-    "Score",
-    "SetCards",
-    "Sraven",
-    "Text",
-]
+__all__ = ["KINDS", "Batch", "FuzzyLogic", "Images", "Maths", "ObjectSorting", "PairwiseOrder", "RelationalGames"]
+__all__ += ["Score", "SetCards", "Sraven", "Text"]

@@ -66,7 +66,10 @@ class Batch:
         for part in fields(cls):
             if part.name != "latents":
                 parts[part.name] = _joined(part.name, [getattr(batch, part.name) for batch in batches], sizes)
-        for label in dict.fromkeys(itertools.chain.from_iterable(batch.latents for batch in batches)):
+        labels: dict[str, None] = {}  # each once, in the order of the batches
+        for batch in batches:
+            labels |= dict.fromkeys(batch.latents)
+        for label in labels:
             arrays = [batch.latents.get(label) for batch in batches]
             parts["latents"][label] = _joined(f"latents[{label!r}]", arrays, sizes)
         return cls(**parts)

@@ -42,7 +42,7 @@ KNOWN_OBJECTS = Baseline(
 @shaped
 def ordered_pairs(training: Int[Tensor, "n 2"], pairs: Int[Tensor, "b 2"]) -> Float[Tensor, "b"]:
     """Score of `known_pairs` on an order: 1 if training has the pair or its reverse, else 0.5 for a guess."""
-    numbers = _number(torch.cat((training, training.flip(1))))
+    numbers = _number(torch.cat((training, training.flip(1))))  # (2n)
     return 0.5 + 0.5 * torch.isin(_number(pairs), numbers).double()
 
 
@@ -54,7 +54,7 @@ def first_shares(training: Int[Tensor, "n 2"], pairs: Int[Tensor, "b 2"], object
     """
     first = torch.bincount(training.min(dim=1).values, minlength=objects).double()
     second = torch.bincount(training.max(dim=1).values, minlength=objects).double()
-    share = (first + 1) / (first + second + 2)
+    share = (first + 1) / (first + second + 2)  # (objects)
     guess = (share[pairs[:, 0]] - share[pairs[:, 1]]).round(decimals=9).sign()
     truth = (pairs[:, 1] - pairs[:, 0]).sign().double()
     return 0.5 + 0.5 * guess * truth
@@ -74,7 +74,7 @@ def mean_places(training: Int[Tensor, "n t"], objects: int) -> Float[Tensor, "o"
 def ascending(values: Float[Tensor, "b t"]) -> Float[Tensor, "b"]:
     """The probability that sorting by `values` gives the true order, with ties in random order."""
     values = values.round(decimals=9)
-    alike = (values[:, :, None] == values[:, None]).sum(dim=2).double()
+    alike = (values[:, :, None] == values[:, None]).sum(dim=2).double()  # (b t): objects of the same value
     ties = torch.exp(-(torch.lgamma(alike + 1) / alike).sum(dim=1))  # m tied objects enter m times, each with 1 / m
     return (values.diff(dim=1) >= 0).all(dim=1) * ties
 
@@ -97,9 +97,9 @@ def card_pairs(
     pairs_of_sets = _number(_pairs(training[labels == 1]).flatten(0, 1))
     # How often each pair of a training triple occurs in the sets, without the triple's own occurrence.
     counts = (_number(_pairs(training))[..., None] == pairs_of_sets).sum(dim=-1) - labels.long()[:, None]
-    k_of_training = (counts > 0).sum(dim=1)
+    k_of_training = (counts > 0).sum(dim=1)  # (n): pairs that occur in sets
     votes = torch.zeros(4, dtype=torch.double).index_add(0, k_of_training, signs).sign()
-    k = torch.isin(_number(_pairs(triples)), pairs_of_sets).sum(dim=1)
+    k = torch.isin(_number(_pairs(triples)), pairs_of_sets).sum(dim=1)  # (b)
     # Cards in any order are the same triple.
     equal = (triples.sort(dim=1).values[:, None] == training.sort(dim=1).values).all(dim=-1)
     remembered = (equal.double() @ signs).sign()

@@ -100,7 +100,7 @@ class ObjectSorting(Task):
             objects = pool[picks(len(pool), batch_size, draws)]
         else:
             objects = unseen(_drawer(self, draws), torch.arange(batch_size, device=device), pool)
-        source = _vectors(self.split_seed, device)[objects]
+        source = _vectors(self.split_seed, device)[objects]  # (b t c)
         if split == "novel":
             noise = torch.randn(source.shape, generator=draws, device=device, dtype=torch.float32)
             source = source + self.noise * noise
@@ -128,7 +128,7 @@ class ObjectSorting(Task):
         """For objects, index and rank in the order; for the output, the positions; all counted from 1."""
         if source:
             return tuple(f"{i + 1}: #{rank}" for i, rank in enumerate(batch.latents["objects"][0].tolist()))
-        return tuple("start" if rank == self.length else str(rank + 1) for rank in batch.inputs[0].tolist())
+        return ("start", *(str(rank + 1) for rank in batch.inputs[0, 1:].tolist()))
 
     def class_name(self, target: str, label: int) -> str:
         return str(label + 1)
@@ -139,7 +139,7 @@ class ObjectSorting(Task):
         batch = self.batch(split, sequences, seed=seed, step=0)
         means = mean_places(_pool(self, torch.device("cpu")), COUNT)
         objects = nearest(batch.source, self.vectors())  # type: ignore[arg-type]
-        in_order = objects.take_along_dim(batch.targets, dim=1)
+        in_order = objects.take_along_dim(batch.targets, dim=1)  # (b t)
         return {
             "chance": Score(1 / math.factorial(self.length), 0.0, 0),
             "known_objects": Score.of(ascending(means[in_order])),
@@ -158,7 +158,7 @@ def _vectors(seed: int, device: torch.device) -> Tensor:
     generator = seeded(seed, "object_sorting/product/vectors")
     first = torch.randn(ATTRIBUTES[0], generator=generator, dtype=torch.float32)
     second = torch.randn(ATTRIBUTES[1], generator=generator, dtype=torch.float32)
-    rows = torch.cartesian_prod(torch.arange(len(first)), torch.arange(len(second)))
+    rows = torch.cartesian_prod(torch.arange(len(first)), torch.arange(len(second)))  # (n 2)
     return torch.cat((first[rows[:, 0]], second[rows[:, 1]]), dim=1).to(device)
 
 

@@ -110,8 +110,8 @@ class PairwiseOrder(Classification):
 def _pairs(objects: int, seed: int) -> dict[str, Tensor]:
     """All pairs of distinct objects, by split."""
     generator = seeded(seed, f"pairwise_order/{objects}/ordered")
-    pairs = torch.combinations(torch.arange(objects))
-    pairs = torch.cat((pairs, pairs.flip(1)))
+    pairs = torch.combinations(torch.arange(objects))  # (n 2), the smaller one first
+    pairs = torch.cat((pairs, pairs.flip(1)))  # both orders
     pairs = pairs[torch.randperm(len(pairs), generator=generator)]
     cuts = [portion(share, len(pairs)) for share in SHARES]
     return dict(zip(PairwiseOrder.splits, pairs.tensor_split(cuts), strict=True))

@@ -85,7 +85,7 @@ class SetCards(Classification):
         cards = torch.tensor(CARDS)[self.triples(split)].to(draws.device)  # (n 3 4)
         rows = picks(len(cards), batch_size, draws)
         order = torch.tensor(ORDERS, device=draws.device)[picks(len(ORDERS), batch_size, draws)]
-        drawn = cards[rows].take_along_dim(order[:, :, None], dim=1)
+        drawn = cards[rows].take_along_dim(order[:, :, None], dim=1)  # (b 3 4)
         inputs = F.one_hot(drawn, 3).flatten(2).float()
         return batch_of(inputs, is_set(drawn), {"cards": drawn, "agree": _agree(drawn)})
 
@@ -126,7 +126,7 @@ def _labels(triples: Tensor) -> Tensor:
 def _shuffled(seed: int) -> tuple[Tensor, Tensor]:
     """All sets (1080 3) and equally many other triples, as card numbers in random order."""
     generator = seeded(seed, "set_cards/split")
-    triples = torch.combinations(torch.arange(len(CARDS)), 3)
+    triples = torch.combinations(torch.arange(len(CARDS)), 3)  # (n 3)
     triples = triples[torch.randperm(len(triples), generator=generator)]
     right = is_set(torch.tensor(CARDS)[triples])
     return triples[right], triples[~right][:SETS]

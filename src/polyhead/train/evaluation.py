@@ -3,7 +3,7 @@
 import math
 import operator
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -63,17 +63,9 @@ def evaluate_network(network: Network, split: str) -> dict[str, float]:
     """The scores of a run's network on `split`, equal in all processes."""
     config, train = network.config, network.config.train
     scores = evaluate(
-        network.model,
-        config.task,
-        split,
-        batches=train.eval_batches,
-        batch_size=train.batch_size,
-        seed=config.seed,
-        device=network.device,
-        precision=train.precision,
-        accumulate=train.accumulate,
-        world=network.world,
-    )
+        network.model, config.task, split, batches=train.eval_batches, batch_size=train.batch_size, seed=config.seed,
+        device=network.device, precision=train.precision, accumulate=train.accumulate, world=network.world,
+    )  # fmt: skip
     if network.is_sharded:
         parallel.reshard(network.model)
     return scores
@@ -123,6 +115,14 @@ def batch_count(task: Task, split: str, batches: int, batch_size: int) -> int:
     return batches if count is None else min(batches, math.ceil(count / batch_size))
 
 
+def joined_amounts(amounts: Iterable[Tensor | None]) -> Tensor | None:
+    """The amounts of the sequences of all batches (n), on the CPU; None for a task without any."""
+    by_batch = [amount for amount in amounts if amount is not None]
+    if not by_batch:
+        return None
+    return torch.cat(by_batch).cpu()
+
+
 def summary(
     losses: list[Tensor],
     values: Mapping[str, list[Tensor]],
@@ -136,8 +136,7 @@ def summary(
     counts = torch.stack(scored).cpu().double()
     means = torch.stack(losses).cpu().double().masked_fill(counts == 0, 0.0)  # the mean of no position may be NaN
     scores = {"loss": (means * (counts / counts.sum())).sum().item()}
-    given_amounts = [amount for amount in amounts if amount is not None]
-    all_amounts = torch.cat(given_amounts).cpu() if given_amounts else None
+    all_amounts = joined_amounts(amounts)
     for name, numbers in values.items():
         score = Score.of(torch.cat(numbers).cpu(), amounts=all_amounts)
         scores |= {name: score.mean, f"{name}_se": score.standard_error}

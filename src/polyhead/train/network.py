@@ -113,9 +113,11 @@ class Network:
             return {}
         if norm is None:
             norm = self._gradient_norm(None)
-        names = ["loss", *scores]
-        totals = self.world.totals([loss, *(mean(torch.cat(values)) for values in scores.values())])
-        row = {name: float(total) / self.world.size for name, total in zip(names, totals, strict=True)}
+        means = {"loss": loss}
+        for name, of_pieces in scores.items():
+            means[name] = mean(torch.cat(of_pieces))
+        totals = self.world.totals(list(means.values()))
+        row = {name: float(total) / self.world.size for name, total in zip(means, totals, strict=True)}
         return row | {"grad_norm": float(norm)}
 
     def _backward(self, piece: Batch, batch: Batch, needs_metrics: bool) -> tuple[Tensor, dict[str, Tensor]]:
@@ -242,10 +244,14 @@ def parts(batch: Batch, count: int) -> list[Batch]:
         return [batch]
     # Rounded up, so that a short batch gives fewer parts and never an empty one, whose mean is NaN.
     size = math.ceil(len(batch.inputs) / count)
-    cuts = [slice(start, start + size) for start in range(0, len(batch.inputs), size)]
-    return [batch.map(operator.itemgetter(cut)) for cut in cuts]
+    batches = []
+    for start in range(0, len(batch.inputs), size):
+        batches.append(batch.map(operator.itemgetter(slice(start, start + size))))
+    return batches
 
 
 def mean(values: Tensor) -> Tensor:
     """The mean of a metric of sequences (b), which may also be counts or truth values."""
-    return values.mean(dtype=values.dtype if values.is_floating_point() else torch.float32)
+    if not values.is_floating_point():
+        values = values.float()
+    return values.mean()

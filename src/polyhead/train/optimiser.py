@@ -90,7 +90,7 @@ def _kind(owner: nn.Module, name: str, parameter: nn.Parameter, path: str) -> st
         return "relative_bias"
     if isinstance(owner, (nn.Embedding, LearnedPositions, SymbolicAttention, PositionSymbols, RelativeSymbols)):
         return "embeddings"
-    owned = f"{path}.{name}" if path else name
+    owned = f"{path}.{name}".removeprefix(".")  # the model itself has no path
     raise ValueError(f"optimiser: parameter {owned!r} belongs to {type(owner).__name__}, which has no decay rule")
 
 

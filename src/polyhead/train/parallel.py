@@ -40,11 +40,11 @@ def units(model: nn.Module) -> list[nn.Module]:
             continue
         for block in module.blocks:
             children = dict(block.named_children())
-            symbols = [children.pop(name) for name in ("symbols", "cross_symbols") if name in children]
-            if symbols:
-                candidates.extend(children.values())
-            else:
+            sources = children.pop("symbols", None), children.pop("cross_symbols", None)
+            if sources == (None, None):
                 candidates.append(block)
+            else:
+                candidates.extend(children.values())
 
     # A parameter that is used more often in the model than in the unit belongs to another unit, too.
     model_uses = _uses_of_parameters(model)
@@ -60,7 +60,7 @@ def _uses_of_parameters(model: nn.Module) -> Counter[int]:
     """How often each parameter is used in `model`, by its identity."""
     counts: Counter[int] = Counter()
     for _, module in model.named_modules(remove_duplicate=False):
-        counts.update(id(parameter) for parameter in module.parameters(recurse=False))
+        counts.update(map(id, module.parameters(recurse=False)))
     return counts
 
 
@@ -76,8 +76,8 @@ def replicated(model: nn.Module, world: World) -> nn.Module:
 def gradient_sync(call: Any, last: bool) -> contextlib.AbstractContextManager[object]:
     """A context for one forward and backward pass.  Gradients are accumulated locally, and summed over ranks in the
     `last` pass of an update."""
-    if isinstance(call, DistributedDataParallel):
-        return contextlib.nullcontext() if last else call.no_sync()
+    if isinstance(call, DistributedDataParallel) and not last:
+        return call.no_sync()
     if hasattr(call, "set_requires_gradient_sync"):
         call.set_requires_gradient_sync(last)
     return contextlib.nullcontext()
@@ -85,9 +85,10 @@ def gradient_sync(call: Any, last: bool) -> contextlib.AbstractContextManager[ob
 
 def reshard(model: nn.Module) -> None:
     """Reshard the parameters that a forward pass gathered, when no backward pass follows."""
-    units_and_root: list[Any] = [module for module in model.modules() if hasattr(module, "reshard")]
-    for module in units_and_root:
-        module.reshard()
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "reshard"):  # a unit, or the root
+            module.reshard()
 
 
 def full_tensor(tensor: Any) -> Tensor:

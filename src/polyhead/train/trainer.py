@@ -54,12 +54,7 @@ Callback = Callable[[Row], object]
 
 
 def run(
-    config: Run,
-    *,
-    progress: bool = True,
-    resume: bool = False,
-    again: bool = False,
-    callbacks: Sequence[Callback] = (),
+    config: Run, *, progress: bool = True, resume: bool = False, again: bool = False, callbacks: Sequence[Callback] = ()
 ) -> Result:
     """Train `config` in its folder and return its result; a finished run is not trained again.
 

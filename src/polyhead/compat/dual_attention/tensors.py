@@ -44,12 +44,13 @@ def _attention(
 ) -> Iterator[TensorMapping]:
     """Yield the tensors of a layer; the package's keys begin with `key_prefix`, our names with `name_prefix`."""
     first_output = 0
+    # Rows of qkv are the queries of all groups, then keys of all groups, then values: where each role goes on.
+    starts = [0, layer.widths[0], layer.widths[0] + layer.widths[1]]
     for i, (group, size) in enumerate(zip(layer.groups, layer.sizes, strict=True)):
-        # Rows of qkv are the queries of all groups, then keys of all groups, then values.
         rows = []
-        for role in range(3):
-            start = sum(layer.widths[:role]) + sum(previous.widths[role] for previous in layer.sizes[:i])
-            rows.append(slice(start, start + size.widths[role]))
+        for role, width in enumerate(size.widths):
+            rows.append(slice(starts[role], starts[role] + width))
+            starts[role] += width
         qkv = f"{name_prefix}qkv"
         if isinstance(group, RelationalHeads):
             prefix, group_name = f"{key_prefix}dual_attn.relational_attention.", f"{name_prefix}groups.{i}"

@@ -44,7 +44,7 @@ class Heads(Groups):
     def __init__(self, mechanisms: Sequence[configs.Mechanism], attention: Any) -> None:
         super().__init__()
         config, v_proj, like = attention.config, attention.v_proj, attention.v_proj.weight
-        heads, num_heads = sum(mechanism.heads for mechanism in mechanisms), config.num_attention_heads
+        heads, num_heads = configs.total_heads(mechanisms), config.num_attention_heads
         if heads != num_heads:
             raise ValueError(f"heads: the model has {num_heads} heads, so give {num_heads}, got {heads}")
         # `num_sharing` query heads of the model read one head of keys.
@@ -105,7 +105,9 @@ class Heads(Groups):
                 tensors = {"k": k[:, :, keys], "v": v[:, :, keys], **relational.get(i, {})}
             tensors["q"] = q[:, :, heads]
             outputs.append(attended(group, limits.call(tensors, heads.start, heads.stop)))
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)  # one group needs no copy
+        if len(outputs) == 1:  # needs no copy
+            return outputs[0]
+        return torch.cat(outputs, dim=2)  # (b t h d)
 
     def _from_stream(self, x: Tensor, *, first: int, positions: Tensor | None) -> FromStream:
         """What groups read of the stream x (b t m), whose first token has the index `first`."""
@@ -218,7 +220,7 @@ def attend(
         raise ValueError(f"polyhead: {name} needs position_ids that restart in each sequence, not only cu_seq_lens_q")
 
     # transformers has (b h t d), polyhead has (b t h d): views, no copies.
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (b t h d)
     b, t, h, d = q.shape
 
     # Without a mask query 0 is key 0, and further keys are empty rows of a static cache.  A single query comes after

@@ -34,7 +34,7 @@ class PolyheadConfig(transformers.PretrainedConfig):
             "vocab_size": getattr(transformer.inputs, "count", 0),
             "hidden_size": transformer.dim,
             "num_hidden_layers": transformer.layers,
-            "num_attention_heads": sum(group.heads for group in transformer.layer_heads(0)),
+            "num_attention_heads": configs.total_heads(transformer.layer_heads(0)),
             "max_position_embeddings": transformer.max_length,
             "tie_word_embeddings": is_tied,
             "logit_scale": transformer.dim**-0.5 if is_tied and transformer.outputs.scaled else None,

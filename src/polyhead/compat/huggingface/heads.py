@@ -93,7 +93,9 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     config: Any = model.config
     groups = head_list("swap_heads", heads)
     indices = range(config.num_hidden_layers)
-    chosen = [indices[layer] for layer in (indices if layers is None else layers)]
+    if layers is None:
+        layers = indices
+    chosen = [indices[layer] for layer in layers]
     # The class of the model must be the one that the new class extends: a subclass would lose its own code.
     network = _classes(config.model_type.removeprefix(PREFIX))[1]
     if type(model) not in (network, network.__mro__[2]):
@@ -101,7 +103,10 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     if any(isinstance(group, SymbolHeads) for group in groups) and any(p.is_meta for p in model.parameters()):
         raise ValueError("swap_heads: heads with symbols copy rows of v_proj, so swap before the model is offloaded")
     # The object that the caller may hold does not change.
-    new_config = with_heads(config, [groups if layer in chosen else None for layer in indices])
+    groups_by_layer: list[Any] = [None] * len(indices)
+    for layer in chosen:
+        groups_by_layer[layer] = groups
+    new_config = with_heads(config, groups_by_layer)
     _put(model, dict.fromkeys(chosen, groups))
     for part in model.modules():
         if type(vars(part).get("config")) is type(config):

@@ -147,7 +147,11 @@ class MultiheadAttention(MultiHeadAttention):
         if attn_mask is not None and not is_causal:
             shapes = (call.t, call.s), (x.shape[0] * self.num_heads, call.t, call.s)
             pairs = _our_polarity("attn_mask", attn_mask, *shapes)
-            masks.append(pairs.unflatten(0, (x.shape[0], self.num_heads)) if pairs.ndim == 3 else pairs[None, None])
+            if pairs.ndim == 2:
+                pairs = pairs[None, None]  # (1 1 t s)
+            else:
+                pairs = pairs.unflatten(0, (x.shape[0], self.num_heads))  # (b h t s)
+            masks.append(pairs)
         bias, mask = limits(masks, call.t, call.s, x.dtype)
         layer_limits = self._limits(added(NAME, self.groups, bias), mask, None, call)
         layer_limits = replace(layer_limits, masks=replace(layer_limits.masks, causal=is_causal))
@@ -169,9 +173,13 @@ class MultiheadAttention(MultiHeadAttention):
             code = drop(self._code(calls), layer_limits.keep)
             if average_attn_weights:
                 code = code.mean(1)
+            if query.ndim == 2:
+                code = code[0]
         if query.ndim == 2:
-            return y[0], None if code is None else code[0]
-        return y if self.batch_first else y.transpose(0, 1), code
+            return y[0], code
+        if not self.batch_first:
+            y = y.transpose(0, 1)
+        return y, code
 
     def _batch_first(self, x: Tensor) -> Tensor:
         """(b t m) from an input, which may be (t b m), or (t m) for one sequence."""

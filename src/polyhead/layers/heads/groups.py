@@ -128,11 +128,7 @@ class HylaHeads(TokenHeads):
             nn.init.normal_(self.value_weight, std=self.sizes.value_dim**-0.5)
 
 
-TOKEN_GROUPS: dict[type, Any] = {
-    config.Softmax: SoftmaxHeads,
-    config.Linear: LinearHeads,
-    config.Hyla: HylaHeads,
-}
+TOKEN_GROUPS: dict[type, Any] = {config.Softmax: SoftmaxHeads, config.Linear: LinearHeads, config.Hyla: HylaHeads}
 SYMBOL_GROUPS: dict[type, Any] = {
     config.Relational: RelationalHeads,
     config.Disentangled: DisentangledHeads,

@@ -153,9 +153,8 @@ class RelationalHeads(SymbolGroup):
         like = self.q_rel.weight
         if hasattr(like, "full_tensor"):
             raise ValueError("RelationalHeads: parameters must be whole; call reset_parameters before they are sharded")
-        x, symbols = (
-            torch.randn(1, PROBE, m, generator=draw, device="cpu").to(like) for m in (self.width, self.symbol_dim)
-        )
+        x = torch.randn(1, PROBE, self.width, generator=draw, device="cpu").to(like)  # (1 t m)
+        symbols = torch.randn(1, PROBE, self.symbol_dim, generator=draw, device="cpu").to(like)
         f = self.features(x)
         # With equal attention a head gets the means over keys of relations (1 r t) and of mapped symbols (1 g*e).
         related = relate(self.receive(f)["q_rel"], self.send(f)["k_rel"], relation_act=self.relation_act).mean(-1)

@@ -44,13 +44,13 @@ class SamplingOptions:
 
     def __call__(self, logits: Float[Tensor, "b c"], draws: Float[Tensor, "b"]) -> Int[Tensor, "b"]:
         """The tokens chosen by uniform draws from [0, 1).  Raises ValueError for logits that are not finite."""
-        best, first = logits.max(-1)
+        best, first = logits.max(-1)  # (b) each
         if not bool(torch.isfinite(best).all()):
             raise ValueError("generate: the model's logits are not finite numbers")
         if self.temperature == 0.0:
             return first
         p = self.probabilities(logits)
-        sums = p.cumsum(-1)
+        sums = p.cumsum(-1)  # (b c)
         # Scaled by the total, a draw is below the last sum, except for rounding; then it chooses the last token.
         beyond = (sums <= draws.to(p)[:, None] * sums[:, -1:]).sum(-1)
         last = p.shape[-1] - 1 - (p > 0).flip(-1).int().argmax(-1)
@@ -66,7 +66,7 @@ class SamplingOptions:
         p = ((wide - wide.amax(-1, keepdim=True)) / self.temperature).softmax(-1)
         if self.top_k is None and self.top_p is None:
             return p
-        falling, order = p.sort(dim=-1, descending=True, stable=True)
+        falling, order = p.sort(dim=-1, descending=True, stable=True)  # (b c) each
         if self.top_k is not None:
             falling[:, self.top_k :] = 0.0
             falling /= falling.sum(-1, keepdim=True)

@@ -57,7 +57,7 @@ class CoRelNet(nn.Module):
     ) -> Float[Tensor, "b 1 c"]:
         """Logits (b 1 c).  All objects must be real: `mask` is None."""
         e = self.embed(_objects("CoRelNet", self.inputs(inputs), self.config.objects, mask))
-        similarity = e @ e.transpose(1, 2)
+        similarity = e @ e.transpose(1, 2)  # (b t t)
         if self.config.softmax:
             similarity = similarity.softmax(dim=-1)
         x = self.hidden(self.compare(similarity.flatten(1)).relu()).relu()
@@ -103,7 +103,7 @@ class PrediNet(nn.Module):
         # l_i = (x_i, place of i), (b n m+places): queries, keys and retrieved objects are all made from it.
         coordinates = places(self.config, x.device).to(x.dtype).expand(x.shape[0], -1, -1)
         x = torch.cat((x, coordinates), dim=-1)
-        first = self._find(self.query1, x)
+        first = self._find(self.query1, x)  # (b h m+places)
         second = self._find(self.query2, x)
         # S u - S u' (b h r) for the two retrieved objects, then the place at the end of each of them.
         compared = self.relations(first) - self.relations(second)

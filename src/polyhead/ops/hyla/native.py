@@ -59,7 +59,9 @@ def is_preferred(call: AttentionCall) -> bool:
     t, s = call.lengths
     if t == 1 and not is_one_query(call):
         return False
-    return b * t * s >= (MIN_PAIRS_FEW_QUERIES if t < FEW_QUERIES else MIN_PAIRS)
+    if t < FEW_QUERIES:
+        return b * t * s >= MIN_PAIRS_FEW_QUERIES
+    return b * t * s >= MIN_PAIRS
 
 
 def is_one_query(call: AttentionCall) -> bool:

@@ -59,10 +59,10 @@ def zero_blind_queries(masks: Masks, q: Tensor, s: int, *, causal: bool) -> Tens
     if masks.mask is None or is_known_small(q):
         return q
     t = q.shape[1]
-    is_real = of_pairs(masks.mask)[:, 0, 0].expand(-1, s).long()
+    is_real = of_pairs(masks.mask)[:, 0, 0].expand(-1, s).long()  # (b|1 s)
     # The number of real keys up to each key, and in all; of packed sequences those of its own.
     earlier = torch.zeros_like(is_real)
-    total = is_real.sum(1, keepdim=True)
+    total = is_real.sum(1, keepdim=True)  # (b|1 1)
     if masks.cu_seqlens is not None:
         sequence = sequence_of(masks.cu_seqlens, s).long()
         totals = is_real.new_zeros(len(is_real), len(masks.cu_seqlens) + 1).index_add(1, sequence, is_real)
@@ -96,7 +96,7 @@ def _read(q: Tensor, states: Tensor) -> Tensor:
 def _full(q: Tensor, state: Tensor) -> Tensor:
     """Every query's product with one state."""
     groups = q.unflatten(2, (state.shape[1], -1)).permute(0, 2, 3, 1, 4)  # (b g r t d)
-    out = _read(groups.flatten(2, 3), state).unflatten(2, groups.shape[2:4])
+    out = _read(groups.flatten(2, 3), state).unflatten(2, groups.shape[2:4])  # (b g r t e)
     return out.permute(0, 3, 1, 2, 4).flatten(2, 3)  # (b t h e)
 
 
@@ -128,10 +128,10 @@ def _square(q: Tensor, k: Tensor, v: Tensor, before: Tensor) -> tuple[Tensor, Te
     """
     t, g = q.shape[1], k.shape[2]
     chunk = max(1, min(CHUNK, t))
-    q, k, v = (_chunks(x, chunk, g) for x in (q, k, v))
+    q, k, v = _chunks(q, chunk, g), _chunks(k, chunk, g), _chunks(v, chunk, g)
     lower = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
     # State n holds all keys before chunk n: a running sum of the products of each chunk.
-    states = torch.cat((before.unsqueeze(2), wide(k).mT @ wide(v)), 2).cumsum(2)
+    states = torch.cat((before.unsqueeze(2), wide(k).mT @ wide(v)), 2).cumsum(2)  # (b g n+1 d e)
     out = _within_chunks(q, k, v, lower) + _read(q, states[:, :, :-1])
     return _rows(out, chunk, t), states[:, :, -1]
 
@@ -141,10 +141,10 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool
     """Attention within packed sequences, with as many queries as keys."""
     t, g = q.shape[1], k.shape[2]
     chunk = max(1, min(CHUNK, t))
-    q, k, v = (_chunks(x, chunk, g) for x in (q, k, v))
+    q, k, v = _chunks(q, chunk, g), _chunks(k, chunk, g), _chunks(v, chunk, g)
     sequence = sequence_of(cu_seqlens, k.shape[2] * chunk).unflatten(0, (-1, chunk))  # (n t)
     first, last = sequence[:, 0], sequence[:, -1]  # of each chunk (n)
-    visible = sequence[:, :, None] == sequence[:, None]
+    visible = sequence[:, :, None] == sequence[:, None]  # (n t t)
     out = _within_chunks(q, k, v, visible.tril() if causal else visible)
 
     # Only the first sequence of a chunk comes from earlier chunks, and only its last one goes on to later chunks.
@@ -152,7 +152,7 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool
     reads_earlier = (first[:, None] == last).tril(-1)  # (n m): the last sequence of chunk m is the first of chunk n
     out = out + _from_other_chunks(q, k, v, reads_earlier, in_first, in_last)
     if not causal:
-        reads_later = (last[:, None] == first).triu(1)
+        reads_later = (last[:, None] == first).triu(1)  # (n m)
         out = out + _from_other_chunks(q, k, v, reads_later, in_last, in_first)
     return _rows(out, chunk, t)
 
@@ -165,5 +165,5 @@ def _from_other_chunks(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, readers
     sums = wide(k).masked_fill(~keys.unsqueeze(-1), 0).mT @ wide(v)  # (b g m d e)
     states = torch.einsum("n m, b g m d e -> b g n d e", visible.to(sums.dtype), sums)
     heads_per_group = q.shape[3] // readers.shape[1]
-    readers = readers.repeat(1, heads_per_group).unsqueeze(-1)
+    readers = readers.repeat(1, heads_per_group).unsqueeze(-1)  # (n (h/g t) 1)
     return _read(q.masked_fill(~readers, 0), states)

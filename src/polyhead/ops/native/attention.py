@@ -124,16 +124,16 @@ def backward_pass(call: AttentionCall, grad_outputs: Outputs) -> Gradients:
     struct = call_struct(call, BACKWARD)
     stats = stats.contiguous()  # vmap may expand it
     # The sum over keys of a da, which the gradient of a softmax subtracts: from the outputs, without another pass.
-    delta = (dretrieved * retrieved).sum(-1)
+    delta = (dretrieved * retrieved).sum(-1)  # (b t h)
     if struct.r:
         delta += (drelated * related).sum(-1)
         struct.drelated = rows_struct(drelated)
-    delta = delta.transpose(1, 2).contiguous()
+    delta = delta.transpose(1, 2).contiguous()  # (b h t)
     struct.dretrieved = rows_struct(dretrieved)
     struct.stats, struct.delta = stats.data_ptr(), delta.data_ptr()
     struct.sample_parts, struct.key_parts = backward_parts(struct.b, struct.s, call.bias)
 
-    dq = torch.zeros(struct.key_parts, *call.q.shape, dtype=dtype)
+    dq = torch.zeros(struct.key_parts, *call.q.shape, dtype=dtype)  # a sum of its own for each part of the keys
     dk = torch.empty(call.k.shape, dtype=dtype)
     struct.dq, struct.dk = dq.data_ptr(), dk.data_ptr()
     if call.q_rel is not None and call.k_rel is not None:

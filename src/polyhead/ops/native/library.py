@@ -54,11 +54,7 @@ REQUIRED_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-fno-tra
 TIMEOUT = 600.0
 """Limit in seconds for a build, and for waiting until another process has built."""
 
-COMPUTE_DTYPES = {
-    torch.float32: torch.float32,
-    torch.bfloat16: torch.float32,
-    torch.float16: torch.float32,
-}
+COMPUTE_DTYPES = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), torch.float32)
 """Dtype of the tensors -> dtype of the computation.  Tests add float64, which needs a build of its own."""
 
 SHARED_SOURCES = {"softmax": "attention", "relational": "attention"}

@@ -83,9 +83,7 @@ def pooled(x: Tensor, pool: str, visible: Tensor | None) -> Tensor:
 
 
 POOLED = Op(
-    row=mechanism("pooled_attention"),
-    reference=reference,
-    backends={"blocked": tiled("pooled_attention", reference)},
+    row=mechanism("pooled_attention"), reference=reference, backends={"blocked": tiled("pooled_attention", reference)}
 )
 
 

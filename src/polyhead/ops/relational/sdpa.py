@@ -45,11 +45,11 @@ def forward(call: AttentionCall) -> Tensor:
     """Relational attention by a few calls of `scaled_dot_product_attention`, with relation keys among the values."""
     (q_rel, k_rel), h, e = call.relation_qk, call.q.shape[2], call.symbols.shape[-1]
     p = q_rel.shape[3]
-    relation_keys = k_rel.flatten(2).unsqueeze(2).expand(-1, -1, h, -1)
-    values = torch.cat((share(call.symbols, h), relation_keys), -1)
+    relation_keys = k_rel.flatten(2).unsqueeze(2).expand(-1, -1, h, -1)  # (b s h r*p)
+    values = torch.cat((share(call.symbols, h), relation_keys), -1)  # (b s h e+r*p)
     sums = []
     for part in values.split(WIDTH, dim=-1):
         sums.append(fused_attention(replace(call, v=part)))
-    retrieved = torch.cat(sums, -1)
+    retrieved = torch.cat(sums, -1)  # (b t h e+r*p)
     related = torch.einsum("b t h r p, b t r p -> b t h r", retrieved[..., e:].unflatten(3, (-1, p)), q_rel * p**-0.5)
     return retrieved[..., :e] + torch.einsum("h e r, b t h r -> b t h e", call.relation_map, related)

@@ -8,7 +8,6 @@ attends to 200 tokens equally gives each 0.005.  For a causal model only the pai
 a mask or a window hides as well are listed beside them: a byte a pair, 1 where it is hidden.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -42,13 +41,21 @@ class PageContents:
     @property
     def groups(self) -> list[dict[str, Any]]:
         """The groups of heads of all layers."""
-        return list(itertools.chain.from_iterable(layer["groups"] for layer in self.layers))
+        groups = []
+        for layer in self.layers:
+            groups += layer["groups"]
+        return groups
 
     @property
     def facts(self) -> str:
         """Its size as text."""
-        counts = {"token": len(self.tokens), "layer": len(self.layers), "head": sum(g["heads"] for g in self.groups)}
-        return ", ".join(f"{count:,} {name}{'s' * (count != 1)}" for name, count in counts.items())
+        num_heads = sum(group["heads"] for group in self.groups)
+        parts = []
+        for name, count in {"token": len(self.tokens), "layer": len(self.layers), "head": num_heads}.items():
+            if count != 1:
+                name += "s"
+            parts.append(f"{count:,} {name}")
+        return ", ".join(parts)
 
 
 def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> PageContents:
@@ -142,20 +149,24 @@ def _visible(group: GroupTaps) -> Array:
 def _hidden(group: GroupTaps, pairs: Array) -> Array | None:
     """Which of the stored `pairs` (n n) a mask or a window hides (1|h n'); None: none of them."""
     n = len(pairs)
-    hidden = ~_visible(group)[:, :n, :n][:, pairs]
-    return hidden if hidden.any() else None
+    hidden = ~_visible(group)[:, :n, :n][:, pairs]  # (1|h n')
+    if hidden.any():
+        return hidden
+    return None
 
 
 def _stored(count: int, causal: bool) -> Array:
     """The pairs (n n) that a page stores."""
     pairs = np.ones((count, count), dtype=bool)
-    return np.tril(pairs) if causal else pairs
+    if causal:
+        return np.tril(pairs)
+    return pairs
 
 
 def _tokens_that_fit(groups: Sequence[GroupTaps], tokens: int, causal: bool) -> int:
     """The number of tokens the numbers of whose pairs fit into a page."""
     all_pairs = _stored(tokens, causal)
-    planes = 0  # of a number for each pair
+    planes = 0  # of a byte for each pair
     for group in groups:
         planes += group.q.shape[2]
         if group.relates and group.q_rel is not None:
@@ -184,10 +195,11 @@ class PageNumbers:
         """Store a group of heads; returns its description for the page's script.  Symbols are stored head by head."""
         described: dict[str, Any] = {"kind": group.kind, "heads": group.q.shape[2]}
         described["code"] = self._add_pairs(group.code(), layer)
-        described["relations"] = self._add_pairs(group.relations(), layer) if group.relates else None
-        described["symbols"] = described["hidden"] = None
+        described["relations"] = described["symbols"] = described["hidden"] = None
+        if group.relates:
+            described["relations"] = self._add_pairs(group.relations(), layer)
         if group.assignments is not None:
-            symbols = as_array(group.assignments.float())[0, : self.count]
+            symbols = as_array(group.assignments.float())[0, : self.count]  # (t h n)
             described["symbols"] = self._add(symbols.transpose(1, 0, 2), layer)
         # Pairs that a mask or a window hides have no numbers.
         hidden = _hidden(group, self.pairs)
@@ -197,8 +209,8 @@ class PageNumbers:
         return described
 
     def _add_pairs(self, matrices: Float[Tensor, "1 n t t"], layer: str) -> dict[str, Any]:
-        values = as_array(matrices.float())[0, :, : self.count, : self.count]
-        return self._add(values[:, self.pairs], layer)
+        values = as_array(matrices.float())[0, :, : self.count, : self.count]  # (n t t)
+        return self._add(values[:, self.pairs], layer)  # only the stored pairs: (n pairs)
 
     def _add(self, values: Array, layer: str) -> dict[str, Any]:
         """Store `values`; returns where: offset, number of planes, row length, limit and sign."""
@@ -226,7 +238,7 @@ def quantised(values: Array) -> tuple[Array, float, bool]:
     """
     limit = float(np.abs(values).max(initial=0)) or 1.0
     signed = bool(values.min(initial=0) < 0)
-    root = np.sqrt(np.abs(values) / limit)
+    root = np.sqrt(np.abs(values) / limit)  # from 0 to 1
     if signed:
         return (np.sign(values) * np.rint(root * 127)).astype(np.int8), limit, True
     return np.rint(root * 255).astype(np.uint8), limit, False

@@ -59,7 +59,9 @@ def write(
     explore_page(contents, title).save(path, "explore")
     if wanted(progress):
         count = path.stat().st_size
-        size = f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.0f} kB"
+        size = f"{count / 1e3:.0f} kB"
+        if count >= 1e6:
+            size = f"{count / 1e6:.1f} MB"
         print(f"explore: {size}, {contents.facts}. {contents.note}".rstrip(), file=sys.stderr)
     return path
 
@@ -78,12 +80,12 @@ def explore(
     if not text:
         raise ValueError("explore: the text must have at least one token but is empty")
     ids = list(map(int, codec.encode(text)))
-    x = torch.tensor([ids[:TOKENS]])
+    x = torch.tensor([ids[:TOKENS]])  # (1 t)
     # Our model, which another module may wrap; else one of Hugging Face.
-    ours = next((module for module in model.modules() if isinstance(module, Transformer)), None)
-    if ours is not None:
-        _check_ids(ids, *_limits(ours))
-        taps = capture(ours, Batch(x, x, None, torch.ones_like(x), {}))
+    transformer = next((module for module in model.modules() if isinstance(module, Transformer)), None)
+    if transformer is not None:
+        _check_ids(ids, *_limits(transformer))
+        taps = capture(transformer, Batch(x, x, None, torch.ones_like(x), {}))
     else:
         from polyhead.pages.explore import foreign  # takes seconds
 

@@ -60,8 +60,9 @@ def _drawings(entry: Entry, label: str, draft: Draft) -> list:
     for i in range(EXAMPLES):
         for layer in look(model, batch, sample=i, task=run.task):
             for kind, panels in matrices(layer).items():
-                if not all(np.isfinite(values).all() for _, values, _, _ in panels):
-                    raise ValueError("its numbers are not finite")
+                for _, values, _, _ in panels:
+                    if not np.isfinite(values).all():
+                        raise ValueError("its numbers are not finite")
                 title = f"Input {i + 1}, {layer.name}: {kind}."
                 if len(panels) > MAX_MATRICES:
                     title += f" The first {MAX_MATRICES} of {len(panels)}."

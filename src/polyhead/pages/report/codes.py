@@ -106,8 +106,8 @@ def code_maps(model: nn.Module, task: Task, *, seed: int) -> list[CodeMap]:
         layers, batch = query_codes(model, fixed, "compositional", POINTS, pairs=pairs, seed=seed, purpose="maps")
         labels = targets(batch)
         labels.pop("target value", None)
-        numbers = batch.targets[:, -1].reshape(POINTS, -1)[:, 0].double().cpu().numpy()
-        for layer, codes in enumerate(layers):
+        numbers = batch.targets[:, -1].reshape(POINTS, -1)[:, 0].double().cpu().numpy()  # the last token's target (b)
+        for layer, codes in enumerate(layers):  # codes (b h)
             maps.append(CodeMap(f"layer {layer + 1}, {view}", embed(codes, seed), numbers, labels))
     return maps
 
@@ -148,16 +148,18 @@ def _fill_probes(section: Section, analyses: Sequence[Analysis], draft: Draft) -
     """Macro F1 by layer and target: a panel for each target, and a table."""
     import pandas
 
-    mechanisms = list(dict.fromkeys(analysis.group.label for analysis in analyses))
-    scores = pandas.concat(
-        [pandas.DataFrame(analysis.probes).assign(mechanism=analysis.group.label) for analysis in analyses]
-    )
-    scores["layer"] += 1
+    frames = []
+    for analysis in analyses:
+        frames.append(pandas.DataFrame(analysis.probes).assign(mechanism=analysis.group.label))
+    scores = pandas.concat(frames)
+    scores["layer"] += 1  # readers count layers from 1
+    mechanisms = list(scores["mechanism"].unique())
     panels = []
     rows = []
     for (target, pairs, query), of_panel in scores.groupby(["target", "pairs", "query"], sort=False):
-        of_pairs = "" if pairs == "self" else f", pairs {pairs}"
-        panel = f"{target}{of_pairs}, {query}"
+        panel = f"{target}, {query}"
+        if pairs != "self":
+            panel = f"{target}, pairs {pairs}, {query}"
         levels = of_panel.groupby("layer")["chance"].mean().to_dict()
         series: dict[str, dict[figures.Number, list[float]]] = {}
         for (mechanism, layer), f1 in of_panel.groupby(["mechanism", "layer"], sort=False)["f1"]:
@@ -266,7 +268,7 @@ def map_details(analyses: Iterable[Analysis], draft: Draft) -> list[tuple[str, l
                 title = f"{code_map.name}: {label}"
                 panels.append((title, code_map.points, values))
                 classes = np.unique(values).tolist()
-                if len(classes) <= 16:
+                if len(classes) <= 16:  # more names would not fit beside the panel
                     names[title] = {value: analysis.group.task.class_name(label, value) for value in classes}
         columns = 1 + len(analysis.maps[0].labels)
         figure = figures.code_maps(panels, columns=columns, names=names)

@@ -97,7 +97,9 @@ def networks(group: SeedGroup, split: str) -> str:
     """How many networks are finished or diverged; "5 of 6" if only five of them have a finite score."""
     count = len(group.finished) + sum(entry.diverged for entry in group.entries)
     missing = sum(map(math.isnan, group.by_seeds(split).values()))
-    return f"{count - missing} of {count}" if missing else str(count)
+    if missing:
+        return f"{count - missing} of {count}"
+    return str(count)
 
 
 def verdict_table(results: Results) -> Table | None:
@@ -130,8 +132,12 @@ def comparison_rows(differences: Mapping[str, Estimate], two_sided: Collection[s
     """Rows of differences that are judged together: name, verdict, difference, `TEST_COLUMNS`."""
     rows = []
     claim = above("the first is ahead", differences)
-    parts = tuple(replace(part, sides=2 if part.name in two_sided else 1) for part in claim.parts)
-    for part in judge([replace(claim, parts=parts)])[0].parts:
+    parts = []
+    for part in claim.parts:
+        if part.name in two_sided:
+            part = replace(part, sides=2)
+        parts.append(part)
+    for part in judge([replace(claim, parts=tuple(parts))])[0].parts:
         low, high = part.estimate.interval(part.confidence)
         interval = "–"
         if part.is_tested:
@@ -211,7 +217,9 @@ def curves_section(results: Results, draft: Draft) -> Section | None:
                 levels[baseline_label(task, name)] = by_split[split].mean
         if split is None:
             panel, y_label, caption = "", "training loss", "Training loss"
-            log_y = all(min(map(min, points.values())) > 0 for points in series.values())
+            log_y = True
+            for points in series.values():
+                log_y &= min(map(min, points.values())) > 0  # a logarithmic axis has no loss of 0
         else:
             panel, y_label, log_y = task.split_name(split), metric_name(task), False
             caption = f"{y_label[0].upper()}{y_label[1:]} on {panel}"  # `capitalize` would make other letters small

@@ -77,13 +77,15 @@ class SeedGroup:
 
         Runs that diverged have NaN, too: without them a test would see the surviving seeds alone.
         """
-        values = {seeds_of(entry.run): math.nan for entry in self.entries if entry.diverged}
-        for entry in self.finished:
-            assert entry.result is not None
-            scores = entry.result.scores.get(split, {})
-            if self.task.metric in scores:
-                value = finite(scores[self.task.metric])
-                values[seeds_of(entry.run)] = math.nan if value is None else value
+        values = {}
+        for entry in self.entries:
+            if entry.diverged:
+                values[seeds_of(entry.run)] = math.nan
+            elif entry.result is not None and self.task.metric in entry.result.scores.get(split, {}):
+                value = finite(entry.result.scores[split][self.task.metric])
+                if value is None:
+                    value = math.nan
+                values[seeds_of(entry.run)] = value
         return values
 
     def score(self, split: str) -> Estimate | None:
@@ -99,9 +101,8 @@ class SeedGroup:
     def estimate(self, split: str, values: Mapping[Seeds, float]) -> Estimate:
         """The mean of scores by seeds, with the sampling error of finite test data."""
         errors, tasks = [], []
-        for entry in self.finished:
-            assert entry.result is not None
-            if math.isfinite(values.get(seeds_of(entry.run), math.nan)):
+        for entry in self.entries:
+            if entry.result is not None and math.isfinite(values.get(seeds_of(entry.run), math.nan)):
                 error = finite(entry.result.scores[split].get(f"{self.task.metric}_se"))
                 errors.append(error or 0.0)
                 tasks.append(entry.run.task)
@@ -109,9 +110,14 @@ class SeedGroup:
 
     def mean(self, field: str) -> float | None:
         """The mean over finished runs of a number in result.json."""
-        numbers = [finite(getattr(entry.result, field)) for entry in self.finished]
-        known = [number for number in numbers if number is not None]
-        return statistics.fmean(known) if known else None
+        numbers = []
+        for entry in self.finished:
+            number = finite(getattr(entry.result, field))
+            if number is not None:
+                numbers.append(number)
+        if not numbers:
+            return None
+        return statistics.fmean(numbers)
 
 
 def seeds_of(run: Run) -> Seeds:
@@ -254,10 +260,13 @@ def different_settings(seed_groups: Sequence[SeedGroup]) -> list[list[str]]:
     Labels have the kinds and numbers of heads.  Of their fields, those in `COMMON_FIELDS` are compared where both have
     them.
     """
-    columns = [flat(to_dict(without_seeds(group.entries[0].run), semantic=True)) for group in seed_groups]
+    columns = []  # of each group, its settings as text by their dotted names
+    for group in seed_groups:
+        settings = flat(to_dict(without_seeds(group.entries[0].run), semantic=True))
+        columns.append({name: setting(value) for name, value in settings.items()})
     rows = []
     for name in sorted(set(itertools.chain(*columns))):
-        values = [setting(column[name]) if name in column else "–" for column in columns]
+        values = [column.get(name, "–") for column in columns]
         compared = set(values)
         if name.startswith("model.heads"):
             if not set(name.split(".")) & set(COMMON_FIELDS):
@@ -327,8 +336,11 @@ def baselines(seed_groups: Sequence[SeedGroup], splits: Sequence[str], sequences
 
     Empty for a task without any.  Each split has sequences of its own, so that their errors are independent.
     """
-    entries = list(itertools.chain.from_iterable(group.entries for group in seed_groups))
-    finished = [entry for entry in entries if entry.result is not None]
+    entries: list[Entry] = []
+    finished: list[Entry] = []
+    for group in seed_groups:
+        entries += group.entries
+        finished += group.finished
     tasks = list(dict.fromkeys(entry.run.task for entry in finished or entries))
     table: dict[str, dict[str, Score]] = {}
     for split in splits:

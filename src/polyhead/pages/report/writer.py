@@ -115,7 +115,8 @@ def _settings(results: Results) -> dict[str, object]:
     settings = flat(to_dict(results.task))
     seeds: set[int] = set()
     for group in results.groups:
-        seeds |= {runs.seeds_of(entry.run)[1] or 0 for entry in group.entries}
+        for entry in group.entries:
+            seeds.add(runs.seeds_of(entry.run)[1] or 0)
     if len(seeds) > 1:
         settings["split_seed"] = " and ".join(map(str, sorted(seeds)))
     return settings
@@ -139,12 +140,12 @@ def _run_details(entry: Entry) -> dict[str, object]:
     run, result = entry.run, entry.result
     facts: dict[str, object] = {"folder": entry.folder, "digest": digest(run), "seed": run.seed}
     if result is None:
-        command = f"polyhead resume {shlex.quote(str(entry.folder))}"
+        state, command = "unfinished", f"polyhead resume {shlex.quote(str(entry.folder))}"
     else:
-        command = result.command
+        state, command = "finished", result.command
         facts.update(result.environment)
     return {
-        "summary": f"{entry.folder.name}: seed {run.seed}, {'finished' if result else 'unfinished'}",
+        "summary": f"{entry.folder.name}: seed {run.seed}, {state}",
         "command": command,
         "facts": facts,
         "configuration": json.dumps(to_dict(run), indent=2, ensure_ascii=False),

@@ -160,9 +160,11 @@ def all_games(curves: Mapping[str, Table], novel: Mapping[str, Mapping[str, Scor
         games, words = games_with(curves, rival)
         if games:
             claim = f"{label(rival)}, a model made for relations alone, is better than dual attention"
-            at_largest = [curves[game].loc[max(curves[game].index)] for game in games]
-            lead = mean(scores[rival] - scores["dual"] for scores in at_largest)
-            verdicts.append(above(claim, {f"at the most images, {words}": lead}))
+            leads = []
+            for game in games:
+                scores = curves[game].loc[max(curves[game].index)]
+                leads.append(scores[rival] - scores["dual"])
+            verdicts.append(above(claim, {f"at the most images, {words}": mean(leads)}))
     games, words = games_with(curves, "softmax")
     if games:
         parts = {}
@@ -170,6 +172,7 @@ def all_games(curves: Mapping[str, Table], novel: Mapping[str, Mapping[str, Scor
             lead = mean(by_game[game]["dual"] - by_game[game]["softmax"] for game in games)
             parts[f"{split.removeprefix('novel_')}, {words}"] = lead
         verdicts.append(above("on unseen shapes, too, dual attention is better than softmax heads", parts))
+    # Over the numbers of images: a row per game, a column per model.
     means = pandas.DataFrame({game: scores.apply(mean) for game, scores in curves.items()}).T
     return verdicts + operators("relational games", means)
 
@@ -177,7 +180,7 @@ def all_games(curves: Mapping[str, Table], novel: Mapping[str, Mapping[str, Scor
 def games_with(curves: Mapping[str, Table], other: str) -> tuple[list[str], str]:
     """Return the games in which dual attention and the `other` model were run, and their names."""
     games = [game for game, scores in curves.items() if {"dual", other} <= set(scores)]
-    return games, f"mean of {', '.join(game.replace('_', ' ') for game in games)}"
+    return games, f"mean of {', '.join(games).replace('_', ' ')}"
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing

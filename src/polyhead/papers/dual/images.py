@@ -1,5 +1,6 @@
 """Image classification (Altabaa and Lafferty 2024)."""
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -37,10 +38,12 @@ def images(scale: str = "small") -> tuple[Run, ...]:
     polyhead reproduce images.
     """
     shape = size(IMAGES, scale)
+    sets = ["digits"]
+    if scale == "paper":
+        sets = ["cifar10", "cifar100"]
     plans: list[RunPlan] = []
-    for seed in range(shape.seeds):
-        for data in ("cifar10", "cifar100") if scale == "paper" else ("digits",):
-            plans.append((Images(data, split_seed=seed), shape, data, seed))
+    for seed, data in itertools.product(range(shape.seeds), sets):
+        plans.append((Images(data, split_seed=seed), shape, data, seed))
     return compared(plans, VISION, Relations(RelativeSymbols()))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from polyhead import config
-from polyhead.config import Classes, Input, Mechanism, Model, Output, Position, Softmax, TransformerConfig
+from polyhead.config import Classes, Input, Mechanism, Model, Output, Position, Run, Softmax, TransformerConfig
 from polyhead.models.size import match, parameters
 from polyhead.papers.sizes import Scale
 from polyhead.papers.study import ModelRow, Paper
@@ -144,13 +144,14 @@ def _reader(
     inputs: Input, outputs: Output, length: int, row: str, shape: Scale, relations: Relations
 ) -> TransformerConfig:
     """The transformer of a row, before its width is matched."""
+    feedforward = config.Swiglu(shape.hidden) if shape.act == "swiglu" else config.Mlp(shape.hidden, shape.act)
     return TransformerConfig(
         inputs=inputs,
         outputs=outputs,
         dim=shape.dim,
         layers=shape.layers,
         heads=heads_of(row, shape, relations),
-        feedforward=config.Swiglu(shape.hidden) if shape.act == "swiglu" else config.Mlp(shape.hidden, shape.act),
+        feedforward=feedforward,
         positions=positions_of(row, shape, length),
         max_length=length,
         norm_order=shape.norm_order,
@@ -173,14 +174,15 @@ def _abstractor(inputs: Input, outputs: Classes | None, length: int, shape: Scal
     )
 
 
+def _images(run: Run) -> str | None:
+    if isinstance(run.task, Images):
+        return run.task.data
+    return None
+
+
 DUAL = Paper(
     "dual attention",
     ROWS,
-    {
-        "game": lambda run: getattr(run.task, "game", None),
-        "examples": lambda run: getattr(run.task, "examples", None),
-        "module": lambda run: getattr(run.task, "module", None),
-        "data": lambda run: run.task.data if isinstance(run.task, Images) else None,
-    },
+    {"game": "task.game", "examples": "task.examples", "module": "task.module", "data": _images},
 )
 label = DUAL.label

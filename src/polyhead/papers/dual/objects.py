@@ -45,10 +45,10 @@ def sorting(scale: str = "small") -> tuple[Run, ...]:
     shape = size(OBJECTS, scale)
     plans: list[shared.RunPlan] = []
     for seed, n in itertools.product(range(shape.seeds), SORTED[scale]):
-        sized = shape
-        if scale == "paper":  # 400 epochs
-            sized = replace(shape, steps=400 * math.ceil(n / shape.batch_size))
-        task = ObjectSorting(length=10 if scale == "paper" else 6, examples=n, split_seed=seed)
+        sized, length = shape, 6
+        if scale == "paper":
+            sized, length = replace(shape, steps=400 * math.ceil(n / shape.batch_size)), 10  # 400 epochs
+        task = ObjectSorting(length=length, examples=n, split_seed=seed)
         plans.append((task, sized, f"sorting-{n}", seed))
     return shared.compared(plans, (*shared.WRITERS, *shared.EARLIER), ASYMMETRIC)
 

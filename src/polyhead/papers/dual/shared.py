@@ -64,8 +64,7 @@ def model_of(task: Task, row: str, shape: Scale, relations: Relations) -> Model:
     shape = replace(shape, steps=0)  # sizes do not depend on it
     inputs, outputs = task.ends
     if isinstance(task, Maths | ObjectSorting):
-        source_length = task.question if isinstance(task, Maths) else task.length
-        return writer((task.source, source_length), (inputs, outputs, task.length), row, shape, relations)
+        return writer((task.source, task.source_length), (inputs, outputs, task.length), row, shape, relations)
     # Patches are normalised around the projection as in the papers; digits are too small for it.
     if isinstance(inputs, Patches) and getattr(task, "data", "") != "digits":
         inputs = replace(inputs, norm=True)
@@ -110,8 +109,10 @@ def better(subject: str, first: str, others: Sequence[str], scores: Table) -> li
         lead = outcome.differences(scores, first, other)
         if len(lead):
             labels.append(label(other))
-            conditions = f", mean of {', '.join(lead.index)}" if len(scores) > 1 else ""
-            parts[f"over {label(other)}{conditions}"] = mean(lead)
+            name = f"over {label(other)}"
+            if len(scores) > 1:
+                name += f", mean of {', '.join(lead.index)}"
+            parts[name] = mean(lead)
     if not parts:
         return []
     return [above(f"{label(first)} is better than {' and '.join(labels)} at {subject}", parts)]
@@ -142,7 +143,9 @@ def course(
     figure = figures.lines(panels, x_label="optimiser steps", y_label=metric, limits=(0.0, 1.02))
     caption = f"{metric.capitalize()} on validation data in the course of training; {outcome.SEED_CAPTION}."
     rows, numbers = table(cells, columns, printed)
-    verdicts = claim(cells) if outcome.is_complete_grid(cells) else []
+    verdicts = []
+    if outcome.is_complete_grid(cells):
+        verdicts = claim(cells)
     return FigureOutcome([Picture(study.figure, caption, figure)], rows, verdicts, notes(cells), numbers)
 
 
@@ -154,12 +157,16 @@ def short_name(value: Any) -> str:
 def by_examples(cells: Cells, split: str, x_label: str, chance: float) -> Any:
     """Draw a panel per value of the first axis, with the second axis, the number of examples, on x."""
 
+    of_chance: dict[str, Any] = {}
+    lowest = 0.0
+    if chance:
+        of_chance["chance"] = chance
+        lowest = chance - 0.1
+
     def levels(in_panel: Cells) -> dict[str, Any]:
-        of_chance = {"chance": chance} if chance else {}
         return of_chance | outcome.baseline_curves(in_panel, split)
 
     panels = outcome.panels(cells, split, label, short_name, levels)
-    lowest = chance - 0.1 if chance else 0.0
     return figures.lines(panels, x_label=x_label, y_label="accuracy", log_x=True, limits=(lowest, 1.02))
 
 

@@ -90,7 +90,10 @@ def draw_map(point: FinishedRun, count: int, colours: tuple[str, ...], layers: s
     labels = labels_of(point.run.task, batch)
     panels = []
     class_names = {}
-    for layer in range(len(codes)) if layers == "all" else [len(codes) - 1]:
+    drawn = range(len(codes))
+    if layers == "last":
+        drawn = drawn[-1:]
+    for layer in drawn:
         embedded = embed(codes[layer])
         for colour in colours:
             title = f"layer {layer + 1}, by {colour}"
@@ -104,6 +107,7 @@ def labels_of(task: Task, batch: Batch) -> dict[str, Array]:
     labels = targets(batch)
     labels["target"] = batch.targets[:, -1].reshape(len(batch.targets), -1)[:, 0].numpy()
     if "term 1" in labels:
+        # One number for each pair of terms.
         labels["function"] = labels["term 1"] * 2**task.variables + labels["term 2"]  # type: ignore[attr-defined]
     if isinstance(task, Sraven):
         labels[INPUTS] = task.input_sizes(batch).numpy()
@@ -123,8 +127,9 @@ def classes_of(task: Task, batch: Batch) -> dict[str, Array]:
 
     classes = {}
     for name, values in labels_of(task, batch).items():
-        is_number = np.issubdtype(values.dtype, np.floating)
-        classes[name] = pandas.qcut(values, 8, labels=False, duplicates="drop") if is_number else values
+        if np.issubdtype(values.dtype, np.floating):
+            values = pandas.qcut(values, 8, labels=False, duplicates="drop")
+        classes[name] = values
     return classes
 
 
@@ -167,7 +172,7 @@ def by_layers(purity: Cells) -> list[Verdict]:
     rule, size_of_inputs = [], []
     names = []
     for model in purity.index.unique("model"):
-        by_rule, by_size = (purity[name][:, model, TRAINED] for name in ("rule", INPUTS))
+        by_rule, by_size = purity["rule"][:, model, TRAINED], purity[INPUTS][:, model, TRAINED]  # by layer
         layers = [layer for layer in by_rule.index if abs(by_rule[layer].mean) > 1e-9]
         if len(layers) > 1:
             first, last = layers[0], layers[-1]
@@ -240,7 +245,10 @@ def similar_outcome(
     if not differences:
         note = "Sum and difference do not both occur in the held-out combinations."
         return FigureOutcome(pictures, numbers={"by seed": matrices}, notes=[note])
-    by_name = {name: Estimate.of(by_seed) for name, by_seed in differences.items()}
+    by_name, numbers = {}, {}
+    for name, by_seed in differences.items():
+        by_name[name] = Estimate.of(by_seed)
+        numbers[name] = by_name[name].as_json()
     before, before_centred = by_name[f"plain{UNTRAINED}"], by_name[f"centred{UNTRAINED}"]
     notes = (
         f"Centred, the cosine of sum and difference is {by_name['centred']} above the mean of the other pairs.",
@@ -250,10 +258,7 @@ def similar_outcome(
     return FigureOutcome(
         pictures,
         verdicts=[above("sum and difference share a code", part)],
-        numbers={
-            "sum and difference over other pairs": {name: by_name[name].as_json() for name in by_name},
-            "by seed": matrices,
-        },
+        numbers={"sum and difference over other pairs": numbers, "by seed": matrices},
         notes=notes,
     )
 

@@ -68,11 +68,7 @@ def draw_a9(scale: str) -> FigureOutcome:
     numbers: dict[str, dict[Any, Any]] = {"tasks": {}, "instances": {}}
     for features in range(2, 7):
         tasks = sraven_counts.tasks(features)
-        row = {
-            "M": str(features),
-            "tasks, the paper's formula": f"{tasks.paper:,}",
-            "tasks, exact": f"{tasks.exact:,}",
-        }
+        row = {"M": str(features), "tasks, the paper's formula": f"{tasks.paper:,}", "tasks, exact": f"{tasks.exact:,}"}
         numbers["tasks"][features] = vars(tasks)
         for formula in ("paper", "exact"):
             task_curves.setdefault(formula, {})[features] = [math.log10(getattr(tasks, formula))]

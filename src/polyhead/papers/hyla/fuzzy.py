@@ -175,8 +175,12 @@ def draw_by_length(cells: Cells, split: str, stem: str, caption: str) -> Picture
 
     by_fraction = cells.swaplevel("length", "held out")
     panels = outcome.panels(by_fraction, split, label, lambda fraction: f"{100 * fraction:.0f} % held out", levels)
-    limits = (None, None) if split in ("novel", TRAINING_LOSS) else (0.0, 1.02)
-    y_label = "training error" if is_loss else "R²"
+    limits: tuple[float | None, float | None] = (0.0, 1.02)
+    y_label = "R²"
+    if split in ("novel", TRAINING_LOSS):  # not from 0 to 1
+        limits = (None, None)
+    if is_loss:
+        y_label = "training error"
     figure = figures.lines(panels, x_label="tokens in the context", y_label=y_label, log_x=True, limits=limits)
     return Picture(stem, caption, figure)
 
@@ -196,7 +200,7 @@ def table(cells: Cells, splits: tuple[str, ...], names: Callable[..., tuple[str,
     rows = []
     numbers = {}
     for condition, in_row in cells.groupby(level=axes):
-        text = key = ", ".join(f"{axis} {value:g}" for axis, value in zip(axes, condition, strict=True))
+        text = key = ", ".join(map("{} {:g}".format, axes, condition))
         if names is not None:
             text, key = names(*condition)
         row = {"setting": text}

@@ -116,9 +116,10 @@ def pooled(study: Study) -> dict[str, dict[str, Estimate]]:
         by_sequence.setdefault(label(model), {})[point.run.seed] = float(torch.cat(r2).mean())
         explained = 1 - torch.cat(errors).mean() / torch.cat(targets).var(correction=0)
         by_query.setdefault(label(model), {})[point.run.seed] = float(explained)
-    estimates = {}
+    estimates: dict[str, dict[str, Estimate]] = {}
     for rule, by_model in (("the mean over sequences", by_sequence), ("over all queries together", by_query)):
-        estimates[rule] = {model: Estimate.of(by_seed) for model, by_seed in by_model.items()}
+        for model, by_seed in by_model.items():
+            estimates.setdefault(rule, {})[model] = Estimate.of(by_seed)
     return estimates
 
 
@@ -141,8 +142,10 @@ def draw(study: Study) -> FigureOutcome:
     purity = clustered(main)
     tested: dict[str, dict[str, Estimate]] = {}
     for kind, by_name in probes.items():
-        # A name is "TERM, MODEL".
-        tested[kind] = {name: score for name, score in by_name.items() if name.rpartition(", ")[2] in PROBED}
+        tested[kind] = {}
+        for name, score in by_name.items():  # a name is "TERM, MODEL"
+            if name.rpartition(", ")[2] in PROBED:
+                tested[kind][name] = score
     subject = "the terms of the function"
     probe_verdicts = decodable(subject, tested[TRAINED], tested[PERMUTED])
     probe_verdicts += learned(subject, tested[TRAINED], tested[UNTRAINED])
@@ -155,15 +158,15 @@ def draw(study: Study) -> FigureOutcome:
         "The tests are those of docs/results/protocol.md: swap and clusters for HYLA, probes for HYLA and softmax.",
     ]
     notes += [f"With seed 6 in place of seed 1: {verdict}" for verdict in repeated(all_swaps)]
+    judged = verdicts(swaps)
+    for verdict in probe_verdicts:
+        judged.append(replace(verdict, family="probes"))
+    judged += cluster_verdicts(purity)
     rows, numbers = tabulated(swaps, mixtures, probes, purity, pooled(main))
     return FigureOutcome(
         pictures=[picture_of_mixtures(study.figure, swaps, mixtures)],
         table=rows,
-        verdicts=[
-            *verdicts(swaps),
-            *(replace(verdict, family="probes") for verdict in probe_verdicts),
-            *cluster_verdicts(purity),
-        ],
+        verdicts=judged,
         numbers=numbers,
         notes=notes,
     )

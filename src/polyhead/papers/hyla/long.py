@@ -64,12 +64,16 @@ LONG = replace(HYLA, models={name: ModelRow(NAMES[name]) for name in (*MAIN, *AB
 
 def of_width(model: str, width: int) -> str:
     """Return the name of a model's runs with heads of this width."""
-    return model if width == WIDTHS[0] else f"{model}-width-{width}"
+    if width == WIDTHS[0]:
+        return model
+    return f"{model}-width-{width}"
 
 
 def of_held_out(model: str, percent: int) -> str:
     """Return the name of a model's runs with this part of the combinations held out."""
-    return model if percent == HELD_OUT[-1] else f"{model}-held-out-{percent}"
+    if percent == HELD_OUT[-1]:
+        return model
+    return f"{model}-held-out-{percent}"
 
 
 # --------------------------------------------------------------------------------------------------------------- tests
@@ -206,8 +210,10 @@ def verdicts(scores: Table, tests: Iterable[ProtocolTest], seeds: Sequence[int] 
             if len(by_seed):
                 parts[name] = Estimate.of(by_seed.to_dict())
         if len(parts) == len(test.pairs):
-            claim = no_difference if test.is_equivalence else above
-            claims.append(claim(test.claim, parts, family=test.family))
+            if test.is_equivalence:
+                claims.append(no_difference(test.claim, parts, family=test.family))
+            else:
+                claims.append(above(test.claim, parts, family=test.family))
     return judge(claims)
 
 

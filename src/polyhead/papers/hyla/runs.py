@@ -64,15 +64,16 @@ SRAVEN: dict[str, Scale] = {
 
 def fuzzy_task(scale: str, seed: int, *, held_out: float = 0.7, length: int | None = None) -> FuzzyLogic:
     """The paper's family: 4 variables, 2 terms.  32 tokens, or 16 at scales with a smaller network."""
-    length = length or (32 if scale in ("paper", "short") else 16)
+    if length is None:
+        length = {"paper": 32, "short": 32}.get(scale, 16)
     return FuzzyLogic(variables=4, terms=2, length=length, held_out=held_out, split_seed=seed)
 
 
 def sraven_task(scale: str, seed: int, *, features: int | None = None, held_out: float = 0.25) -> Sraven:
     """The paper's family: 4 features of 8 values on a 3 x 3 grid; at the smaller scales 2 features of 5 values."""
-    features = features or (4 if scale == "paper" else 2)
-    values = 8 if scale == "paper" else 5
-    return Sraven(features=features, values=values, held_out=held_out, split_seed=seed, permuted=scale == "paper")
+    is_paper = scale == "paper"
+    default, values = (4, 8) if is_paper else (2, 5)
+    return Sraven(features or default, values, held_out=held_out, split_seed=seed, permuted=is_paper)
 
 
 # ----------------------------------------------------------------------------------------------- the runs of figures
@@ -120,7 +121,9 @@ def grid(
     task: Callable[[int], Task], rows: Iterable[str], shape: Scale, settings: Sequence[Setting] | None = None
 ) -> tuple[Run, ...]:
     """The runs of every model, setting (default: the whole grid of `shape`) and seed; `task` maps a seed to a task."""
-    points = itertools.product(range(shape.seeds), rows, shape.grid() if settings is None else settings)
+    if settings is None:
+        settings = shape.grid()
+    points = itertools.product(range(shape.seeds), rows, settings)
     return tuple(make(task(seed), row, shape, setting, seed) for seed, row, setting in points)
 
 
@@ -145,14 +148,16 @@ def fuzzy(row: str) -> Callable[..., Run]:
 
     def recipe(scale: str = "short") -> Run:
         one_of("recipes", "scale", scale, LONG)
-        size = "short" if scale == "short" else "paper"
+        size, eval_every = "paper", 10_000
+        if scale == "short":
+            size, eval_every = "short", 2500
         shape, task = FUZZY[size], fuzzy_task(size, 0)
         model = network(task, ROWS[row], shape)
         train = Train(
             steps=shape.steps,
             evaluate=("iid", "compositional", "novel"),
             eval_batches=shape.eval_batches,
-            eval_every=2500 if scale == "short" else 10_000,
+            eval_every=eval_every,
             save_every=1000,
         )
         if scale == "original":

@@ -145,8 +145,10 @@ def harder(scores: Table, axis: str) -> list[Verdict]:
 
 def higher(claim: str, scores: Table, first: Any, second: Any, words: str) -> list[Verdict]:
     """Return the claim that each model has a higher score in row `first` than in row `second`."""
-    differences = scores.loc[first] - scores.loc[second]
-    return [above(claim, {f"{label(model)}, {words}": lead for model, lead in differences.items()})]
+    parts = {}
+    for model, lead in (scores.loc[first] - scores.loc[second]).items():
+        parts[f"{label(model)}, {words}"] = lead
+    return [above(claim, parts)]
 
 
 # ------------------------------------------------------------------------------------------------------------- drawing

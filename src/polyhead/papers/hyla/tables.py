@@ -42,10 +42,7 @@ def table_a3(scale: str = "small") -> tuple[Run, ...]:
     sraven = size(SRAVEN, scale)
     if scale != "paper":
         sraven = replace(sraven, warmups=(*sraven.warmups, 3 * sraven.warmups[0]))
-    return (
-        *grid(partial(fuzzy_task, scale), THREE, fuzzy),
-        *grid(partial(sraven_task, scale), THREE, sraven),
-    )
+    return grid(partial(fuzzy_task, scale), THREE, fuzzy) + grid(partial(sraven_task, scale), THREE, sraven)
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
@@ -121,9 +118,9 @@ def draw_a1(study: Study) -> FigureOutcome:
             row = rows.setdefault(baseline, {"model": baseline.replace("_", " ")})
             row[f"{column}: compositional"] = str(estimate)
 
-    trained = [row for row in rows.values() if len(row) > 1]
-    notes = outcome.choices(models, [model for model in models if len(rows[model]) > 1])
-    return FigureOutcome(pictures, trained, verdicts, notes, numbers)
+    trained = {name: row for name, row in rows.items() if len(row) > 1}  # it has scores beside its name
+    notes = outcome.choices(models, trained)
+    return FigureOutcome(pictures, list(trained.values()), verdicts, notes, numbers)
 
 
 def draw_a3(study: Study) -> FigureOutcome:
@@ -144,8 +141,10 @@ def draw_a3(study: Study) -> FigureOutcome:
                     "warm-up": str(setting.warmup),
                     "validation": str(validation),
                     "compositional": str(unseen),
-                    "": "selected" if setting == selected else "",
+                    "": "",
                 }
+                if setting == selected:
+                    row[""] = "selected"
                 rows.append(row)
                 key = f"{task}, {model}, lr {setting.lr:g}, wd {setting.weight_decay:g}, warm-up {setting.warmup}"
                 numbers[key] = {"validation": validation.as_json(), "compositional": unseen.as_json()}

@@ -1,6 +1,6 @@
 """Language models by kind of heads: `lm-bytes` (ours), and Figure 6 of Schug et al. 2024 (HYLA on C4)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -152,19 +152,24 @@ def curves(study: Study, claim: Callable[[Cells], list[Verdict]]) -> FigureOutco
     is_same, text = one_text(study)
     levels = baselines(study)
     by_label = {label(model): course(cell) for model, cell in cells.items()}
-    panel: Panel = ("", by_label, {"zlib": levels["zlib"]} if levels else {})
+    drawn_levels: dict[str, float] = {}
+    compressors = "The text on this machine is not that of the runs: there are no baselines."
+    if levels:
+        drawn_levels["zlib"] = levels["zlib"]
+        sizes = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())
+        compressors = f"Bits per byte of the same held-out text by what trains no network: {sizes}."
+    panel: Panel = ("", by_label, drawn_levels)
     figure = figures.lines([panel], x_label="million tokens", y_label="bits per byte", log_x=True)
     seeds = outcome.SEED_CAPTION if any(len(cell.points) > 1 for cell in cells) else "one seed"
     caption = f"Bits per byte on validation text in the course of training; {seeds}."
-    compressors = "The text on this machine is not that of the runs: there are no baselines."
-    if levels:
-        sizes = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())
-        compressors = f"Bits per byte of the same held-out text by what trains no network: {sizes}."
+    verdicts: Sequence[Verdict] = ()
+    if is_same:
+        verdicts = claim(cells)
     rows, numbers = table(cells)
     return FigureOutcome(
         pictures=[Picture(study.figure, caption, figure)],
         table=rows,
-        verdicts=claim(cells) if is_same else (),
+        verdicts=verdicts,
         notes=[text, compressors, *outcome.choices(ROWS, cells.index), outcome.settings_note(cells)],
         numbers=numbers,
     )

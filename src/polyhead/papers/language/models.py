@@ -62,7 +62,9 @@ class LanguageScale(Scale):
     def vocabulary(self) -> int:
         """The size of the vocabulary, without reading the text."""
         kind, _, count = self.tokenizer.partition(":")
-        return int(count) if kind == "bpe" else COUNTS[self.tokenizer]
+        if kind == "bpe":
+            return int(count)
+        return COUNTS[self.tokenizer]
 
 
 # The scale `smoke` of bytes.

@@ -107,8 +107,10 @@ class Job:
             return f"failed: {self.outcome.error}"
         if self.outcome is None:
             return ""
-        metric, scores = self.run.task.metric, self.outcome.scores
-        parts = [f"{split} {metric} {scores[split][metric]:.3f}" for split in scores if metric in scores[split]]
+        metric, parts = self.run.task.metric, []
+        for split, scores in self.outcome.scores.items():
+            if metric in scores:
+                parts.append(f"{split} {metric} {scores[metric]:.3f}")
         return "  ".join([*parts, f"done in {duration(self.outcome.seconds)}"])
 
 

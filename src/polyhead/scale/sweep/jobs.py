@@ -70,8 +70,10 @@ def sweep(
             train_all(jobs, engine, at_a_time, SweepScreen(jobs, enabled=progress))
         except KeyboardInterrupt as error:
             stopped = engine.stop()
-            num_done = [job.state for job in jobs].count(State.DONE)
-            command = "the same command without --again" if is_cleared else "the same command"
+            num_done = sum(job.state == State.DONE for job in jobs)
+            command = "the same command"
+            if is_cleared:
+                command += " without --again"
             text = f"{stopped}; {num_done} of {len(jobs)} runs are done, {command} resumes"
             raise Interrupted(text, getattr(error, "code", INTERRUPTED)) from None
     return [job.outcome for job in jobs if job.outcome is not None]

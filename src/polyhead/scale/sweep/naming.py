@@ -73,32 +73,35 @@ def groups_of(run: Run) -> dict[str, Any]:
     model = run.model
     if not isinstance(model, TransformerConfig):
         return {}
+    lists = {"model.heads": model.layer_heads(0)}
+    if model.per_layer:
+        lists = {f"model.heads.{layer}": model.layer_heads(layer) for layer in range(model.layers)}
     groups = {}
-    # Without a list per layer, the list of layer 0 is that of all layers.
-    for layer in range(model.layers if model.per_layer else 1):
-        prefix = f"model.heads.{layer}" if model.per_layer else "model.heads"
-        for index, group in enumerate(model.layer_heads(layer)):
-            groups[f"{prefix}.{index}"] = group
+    for path, heads in lists.items():
+        for index, group in enumerate(heads):
+            groups[f"{path}.{index}"] = group
     return groups
 
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """Return a name for each run: its own if it is unique, else the fields in which runs of that name differ."""
+    indices_by_name: dict[str, list[int]] = {}
+    for index, run in enumerate(runs):
+        indices_by_name.setdefault(run.name, []).append(index)
     names = [run.name for run in runs]
-    unique = list(names)
-    for name in dict.fromkeys(names):
-        indices = [index for index, other in enumerate(names) if other == name]
+    for name, indices in indices_by_name.items():
         if len(indices) == 1:
             continue
-        for index, fields in zip(indices, differing([runs[index] for index in indices]), strict=True):
+        namesakes = [runs[index] for index in indices]
+        for index, run, fields in zip(indices, namesakes, differing(namesakes), strict=True):
             text = words(fields)  # empty if the run has none of the fields that differ
             if not text or len(fields) > MAX_FIELDS:
-                unique[index] = f"{name}-{digest(runs[index])}"
+                names[index] = f"{name}-{digest(run)}"
             elif len(indices) < len(runs):
-                unique[index] = f"{name} {text}"
+                names[index] = f"{name} {text}"
             else:
-                unique[index] = text
-    return unique
+                names[index] = text
+    return names
 
 
 def words(fields: Mapping[str, object]) -> str:

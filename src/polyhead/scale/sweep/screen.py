@@ -4,7 +4,6 @@ Output never decides a sweep: whatever cannot be written is left out.
 """
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 
 from polyhead.scale.sweep.job import Job, State
@@ -30,8 +29,9 @@ class SweepScreen:
             for job in self.jobs:
                 if job.state == State.RUNNING:
                     self.tell(job, job.progress())
-            counts = Counter(job.state for job in self.jobs)
-            print_notice("all: " + ", ".join(f"{counts[state]} {state}" for state in State if counts[state]))
+            states = [job.state for job in self.jobs]
+            counts = [f"{states.count(state)} {state}" for state in State if state in states]
+            print_notice(f"all: {', '.join(counts)}")
 
     def tell(self, job: Job, text: str) -> None:
         """Print a line about a run."""

@@ -84,25 +84,25 @@ def context_mean(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
 
 def nearest_neighbour(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
     """y_s of the s that minimises |x_s - query|"""
-    nearest = (x - query[:, None]).square().sum(dim=-1).argmin(dim=1, keepdim=True)
+    nearest = (x - query[:, None]).square().sum(dim=-1).argmin(dim=1, keepdim=True)  # (b 1)
     return y.gather(1, nearest)[:, 0]
 
 
 def ridge(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
     """w · (query - x̄) + ȳ with w = (X'X + penalty I)⁻¹ X'y of the centred context"""
-    centre = x.mean(dim=1, keepdim=True)
-    level = y.mean(dim=1, keepdim=True)
+    centre = x.mean(dim=1, keepdim=True)  # (b 1 c)
+    level = y.mean(dim=1, keepdim=True)  # (b 1)
     x = x - centre
-    gram = x.mT @ x + PENALTY * torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    slopes = torch.linalg.solve(gram, x.mT @ (y - level)[..., None])[..., 0]
+    gram = x.mT @ x + PENALTY * torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)  # (b c c)
+    slopes = torch.linalg.solve(gram, x.mT @ (y - level)[..., None])[..., 0]  # (b c)
     return ((query - centre[:, 0]) * slopes).sum(dim=-1) + level[:, 0]
 
 
 def gaussian_process(x: Tensor, y: Tensor, query: Tensor) -> Tensor:
     """k(query, X) (K + noise I)⁻¹ (y - ȳ) + ȳ"""
-    level = y.mean(dim=1, keepdim=True)
-    noisy = _kernel(x, x) + NOISE * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
-    weights = torch.cholesky_solve((y - level)[..., None], torch.linalg.cholesky(noisy))
+    level = y.mean(dim=1, keepdim=True)  # (b 1)
+    noisy = _kernel(x, x) + NOISE * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)  # (b s s)
+    weights = torch.cholesky_solve((y - level)[..., None], torch.linalg.cholesky(noisy))  # (b s 1)
     return (_kernel(query[:, None], x) @ weights)[:, 0, 0] + level[:, 0]
 
 
@@ -129,7 +129,7 @@ def from_functions(task: FuzzyLogic, batch: Batch) -> dict[str, Float[Tensor, "b
     width, penalty = settings(task)
     recalled, mixed = [], []
     for tokens in batch.inputs.split(_at_once(task, len(rows))):
-        functions = values(tokens[..., :-1], rows)
+        functions = values(tokens[..., :-1], rows)  # (b t n)
         y = tokens[:, :-1, -1].double()
         recalled.append(recall(functions, y, width))
         mixed.append(mix(functions, y, penalty))
@@ -141,7 +141,7 @@ def values(x: Float[Tensor, "b t c"], rows: Int[Tensor, "n k"]) -> Float[Tensor,
     """f_i(x) in float64 of the functions with terms `rows`, at every input; the query is last."""
     # Each term is computed once, and a function is the maximum of its terms.
     used, columns = rows.to(x.device).unique(return_inverse=True)
-    terms = conjunctions(x, used[None])
+    terms = conjunctions(x, used[None])  # (b t terms)
     maximum = terms[..., columns[:, 0]]
     for column in columns.T[1:]:
         maximum = torch.maximum(maximum, terms[..., column])
@@ -151,7 +151,7 @@ def values(x: Float[Tensor, "b t c"], rows: Int[Tensor, "n k"]) -> Float[Tensor,
 # From values of training functions (b t n) and of the context y (b s), the answers (b); `without` (b n) are left out.
 def recall(functions: Tensor, y: Tensor, width: float, without: Tensor | None = None) -> Tensor:
     """Σ_i w_i f_i(query)"""
-    distance = (functions[:, :-1] - y[..., None]).square().sum(dim=1)
+    distance = (functions[:, :-1] - y[..., None]).square().sum(dim=1)  # (b n)
     if without is not None:
         distance = distance.masked_fill(without, torch.inf)
     return (torch.softmax(-distance / (2 * width**2), dim=-1) * functions[:, -1]).sum(dim=-1)
@@ -161,9 +161,9 @@ def mix(functions: Tensor, y: Tensor, penalty: float, without: Tensor | None = N
     """φ' Φ' (Φ Φ' + penalty I)⁻¹ y"""
     if without is not None:
         functions = functions.masked_fill(without[:, None], 0.0)
-    context, query = functions[:, :-1], functions[:, -1:]
+    context, query = functions[:, :-1], functions[:, -1:]  # (b s n), (b 1 n)
     identity = torch.eye(context.shape[1], dtype=functions.dtype, device=functions.device)
-    gram = context @ context.mT + penalty * identity
+    gram = context @ context.mT + penalty * identity  # (b s s)
     weights = torch.cholesky_solve(y[..., None], torch.linalg.cholesky(gram))
     return (query @ context.mT @ weights)[:, 0, 0]
 
@@ -178,11 +178,11 @@ def settings(task: FuzzyLogic) -> tuple[float, float]:
     errors = torch.zeros(2, len(WIDTHS), dtype=torch.float64)
     for indices in torch.arange(CHOSEN_ON).split(_at_once(task, len(rows))):
         tokens = batch.inputs[indices]
-        functions = values(tokens[..., :-1], rows)
+        functions = values(tokens[..., :-1], rows)  # (b t n)
         y = tokens[:, :-1, -1].double()
         answer = batch.targets[indices, -1, 0].double()
         # Leave out the function that made the sequence.
-        without = (batch.latents["terms"][indices, None] == rows).all(dim=-1)
+        without = (batch.latents["terms"][indices, None] == rows).all(dim=-1)  # (b n)
         for i, (width, penalty) in enumerate(zip(WIDTHS, PENALTIES, strict=True)):
             errors[0, i] += (recall(functions, y, width, without) - answer).square().sum()
             errors[1, i] += (mix(functions, y, penalty, without) - answer).square().sum()
@@ -213,16 +213,16 @@ def _consistent(values: Tensor, y: Tensor, terms: int) -> Tensor:
     any example, and if at every example some term attains y.  The first condition rules out most terms.
     """
     # The comparisons are exact, because y holds the same floating-point numbers.
-    viable = (values[:-1] <= y[:, None]).all(dim=0).nonzero()[:, 0]
+    viable = (values[:-1] <= y[:, None]).all(dim=0).nonzero()[:, 0]  # the terms that never exceed y
     count = math.comb(len(viable), terms)
     if count > LISTED_CANDIDATES:
         raise ValueError(
             f"baselines: {len(y)} examples leave {count} functions of {terms} terms possible, "
             f"but the ceiling can enumerate at most {LISTED_CANDIDATES}; use a longer context"
         )
-    candidates = _combinations(len(viable), terms)
-    attained = values[:-1, viable] == y[:, None]
-    agree = attained[:, candidates].any(dim=-1).all(dim=0)
+    candidates = _combinations(len(viable), terms)  # (functions terms)
+    attained = values[:-1, viable] == y[:, None]  # (t-1 viable)
+    agree = attained[:, candidates].any(dim=-1).all(dim=0)  # (functions)
     return values[-1, viable][candidates[agree]].amax(dim=-1)
 
 

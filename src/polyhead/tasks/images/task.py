@@ -160,7 +160,7 @@ def moved(images: Tensor, offsets: Int[Tensor, "b 2"]) -> Tensor:
         shape = [len(images), 1, 1, 1]  # broadcasts (b size) over the other axes
         shape[axis] = size
         shifted = images.gather(axis, source.clamp(0, size - 1).view(shape).expand_as(images))
-        is_outside = (source < 0) | (source >= size)
+        is_outside = (source < 0) | (source >= size)  # (b size)
         images = shifted.masked_fill(is_outside.view(shape), 0)
     return images
 

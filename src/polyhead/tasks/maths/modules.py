@@ -103,7 +103,10 @@ class StableRandom:
     def some(self, items: Sequence[Item], count: int) -> list[Item]:
         """`count` of `items`, in random order."""
         left = list(items)
-        return [left.pop(int(self.roll() * len(left))) for _ in range(count)]
+        drawn = []
+        for _ in range(count):
+            drawn.append(left.pop(int(self.roll() * len(left))))
+        return drawn
 
 
 def question(module: str, level: Level, dice: StableRandom) -> tuple[str, str] | None:
@@ -127,8 +130,8 @@ def polynomial_text(polynomial: Polynomial, letters: Sequence[str]) -> str:
     terms = sorted(((key, value) for key, value in polynomial.items() if value), reverse=True)
     if len(terms) == 2:
         (first, first_value), (last, last_value) = terms
-        letters_of_first = sum(exponent > 0 for exponent in first)
-        if first_value < 0 < last_value and not any(last) and letters_of_first == 1:
+        has_one_letter = len(first) - first.count(0) == 1
+        if first_value < 0 < last_value and not any(last) and has_one_letter:
             terms.reverse()
     return joined([term_text(value, key, letters) for key, value in terms])
 

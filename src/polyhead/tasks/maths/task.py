@@ -121,11 +121,11 @@ class Maths(Task):
             questions, answers = questions[rows], answers[rows]
         advance(generator)
         questions, answers = questions.to(device).long(), answers.to(device).long()
-        lengths = (answers != PAD).sum(dim=1)
-        inputs = F.pad(answers, (1, 0), value=START)
+        lengths = (answers != PAD).sum(dim=1)  # (b)
+        inputs = F.pad(answers, (1, 0), value=START)  # (b t)
         targets = F.pad(answers, (0, 1), value=PAD).scatter(1, lengths[:, None], END)
         scored = torch.arange(self.length, device=answers.device) <= lengths[:, None]
-        real = questions != PAD
+        real = questions != PAD  # (b s)
         latents = {"question_length": real.sum(dim=1), "answer_length": lengths}
         return Batch(inputs, targets, None, scored, latents, questions, real)
 
@@ -161,7 +161,7 @@ class Maths(Task):
         decoding, whose input is the same until its first mistake.
         """
         logits = check_logits(self, outputs, batch, VOCABULARY)
-        right = (token_guesses(logits) == batch.targets) & batch.scored
+        right = (token_guesses(logits) == batch.targets) & batch.scored  # (b t)
         exact = (right | ~batch.scored).all(dim=1).to(logits.dtype)
         character_accuracy = right.sum(dim=1) / batch.scored.sum(dim=1).to(logits.dtype)
         return {"exact_match": exact, "character_accuracy": character_accuracy}

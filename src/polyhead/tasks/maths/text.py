@@ -104,7 +104,7 @@ def from_files(folder: str, module: str, difficulty: str, sizes: tuple[int, int]
     questions: set[str] = set()
     for split, pairs in (("novel", novel), ("iid", iid)):
         splits[split] = [pair for pair in pairs if pair[0] not in questions]
-        questions.update(question for question, _ in splits[split])
+        questions.update(dict(splits[split]))
     for question, answer in train:
         if question not in questions:
             split = "validation" if bucket(question) == 0 else "train"

@@ -108,7 +108,7 @@ def bayes(
     for part in panels.split(_at_once(task)):
         instance, answers, mass = posterior(part, task, rules)
         best = torch.zeros(len(part), dtype=mass.dtype, device=mass.device)
-        best = best.scatter_reduce(0, instance, mass, "amax")
+        best = best.scatter_reduce(0, instance, mass, "amax")  # of each instance (b)
         top = mass >= best[instance] * (1 - 1e-9)  # equal sums may differ by rounding
         true = (answers == part[instance, -1, -1]).all(dim=-1)
         ties = torch.bincount(instance[top], minlength=len(part))
@@ -132,7 +132,7 @@ def posterior(
         possible &= torch.isin(_code(rule.sort(dim=1).values), _code(rules.to(panels.device)))
     instance, pick, rule = instance[possible], pick[possible], rule[possible]
     features = torch.arange(task.features, device=panels.device)
-    chance = chances(task, panels.device)[rule].prod(dim=1)
+    chance = chances(task, panels.device)[rule].prod(dim=1)  # (n)
     if task.permuted:
         # A multiset with c_r copies of rule r has features! / (c_1! c_2! ...) assignments, of which this is one.  The
         # product over the features of 1, 2, ... among equal rules is c_1! c_2! ...
@@ -181,8 +181,8 @@ def explanations(
     columns = torch.arange(task.grid - 1, device=possible.device)
     slots_of_pick = (2 ** (columns * m + picks(task, possible.device))).sum(dim=-1)
     instance = torch.arange(b, device=possible.device)
-    used = torch.zeros_like(instance)
-    picked = torch.empty(b, 0, dtype=torch.long, device=possible.device)
+    used = torch.zeros_like(instance)  # the slots that are taken, as a bit mask (n)
+    picked = torch.empty(b, 0, dtype=torch.long, device=possible.device)  # of the features so far
     for feature in range(m):
         free = (used[:, None] & slots_of_pick[feature]) == 0  # (n s)
         row, pick, option = (possible[instance, feature] & free[..., None]).nonzero().unbind(dim=1)
@@ -197,7 +197,7 @@ def picks(task: Sraven, device: torch.device) -> Int[Tensor, "m s c"]:
     slots = torch.arange(task.features, device=device)
     if not task.permuted:  # the same slot in all columns
         return slots[:, None, None].expand(-1, 1, task.grid - 1)
-    others = torch.cartesian_prod(*[slots] * (task.grid - 1)).view(-1, task.grid - 1)
+    others = torch.cartesian_prod(*[slots] * (task.grid - 1)).view(-1, task.grid - 1)  # (s c)
     return others.expand(task.features, -1, -1)
 
 

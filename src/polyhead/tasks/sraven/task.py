@@ -194,8 +194,8 @@ class Sraven(Task):
         grid_draws = fork(generator, f"{self.name}/{split}/grids")
         rules, order, panels = draw_instances(self, multisets[rows], grid_draws)
         advance(generator)
-        targets = panels.flatten(1)
-        inputs = F.one_hot(targets, self.values).float()
+        targets = panels.flatten(1)  # (b t)
+        inputs = F.one_hot(targets, self.values).float()  # (b t values)
         inputs[:, -self.features :] = 0  # the answer is hidden
         scored = torch.zeros(targets.shape, dtype=torch.bool, device=targets.device)
         scored[:, -self.features :] = True
@@ -211,7 +211,7 @@ class Sraven(Task):
         """The sum of the symbols (b) of the last token's feature in the panels to the left, to which it must attend."""
         left_panels = batch.latents["panels"][:, -1, :-1]  # (b g-1 m)
         order = batch.latents["permutations"]  # (b g m)
-        shows_feature = order[:, :-1] == order[:, -1, -1, None, None]
+        shows_feature = order[:, :-1] == order[:, -1, -1, None, None]  # (b g-1 m)
         return (left_panels * shows_feature).sum((1, 2)).to(torch.get_default_dtype())
 
     @shaped
@@ -255,7 +255,7 @@ def draw_instances(task: Sraven, rules: Tensor, generator: torch.Generator) -> t
     grids = _grids(rules, cells.view(count, g, g - 1, m), symbols.view(count, g, m), task.values)
     if not task.permuted:
         return rules, torch.arange(m, device=device).expand(count, g, m).contiguous(), grids
-    order = _arrange(permutations.view(count, g, m - 1), m, m)
+    order = _arrange(permutations.view(count, g, m - 1), m, m)  # (b g m)
     return rules, order, permute(grids, order)
 
 
@@ -268,17 +268,17 @@ def _grids(rules: Tensor, cells: Tensor, symbols: Tensor, values: int) -> Tensor
     g = symbols.shape[1]
     free = _die(cells, values)  # (b g g-1 m)
     steps = torch.tensor((*STEPS, 0, 0, 0), device=rules.device)[rules][:, None, None]  # 0 for rules 5 to 7
-    columns = torch.arange(g, device=rules.device)[:, None]
-    progression = (free[:, :, :1] + columns * steps) % values
+    columns = torch.arange(g, device=rules.device)[:, None]  # (g 1)
+    progression = (free[:, :, :1] + columns * steps) % values  # (b g g m)
     # Sum and difference: the last symbol follows from the others.
-    total = free.sum(dim=2, keepdim=True)
+    total = free.sum(dim=2, keepdim=True)  # (b g 1 m)
     last = torch.where((rules == SUM)[:, None, None], total, 2 * free[:, :, :1] - total) % values
-    computed = torch.cat((free, last), dim=2)
+    computed = torch.cat((free, last), dim=2)  # (b g g m)
     # Distribute: every row has the same symbols in an order of its own.
     distinct = _arrange(symbols.transpose(1, 2), values, g).transpose(1, 2)  # (b g m)
     orders = _arrange(cells.transpose(2, 3), g, g).transpose(2, 3)  # (b g g m)
     distributed = distinct[:, None].expand_as(orders).gather(2, orders)
-    rule = rules[:, None, None]
+    rule = rules[:, None, None]  # (b 1 1 m)
     return torch.where(rule < SUM, progression, torch.where(rule < DISTRIBUTE, computed, distributed))
 
 

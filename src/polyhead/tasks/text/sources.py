@@ -160,8 +160,11 @@ def _assign(sizes: Mapping[str, int], quota: float) -> dict[str, str]:
     room = {"validation": quota, "iid": quota, "train": float("inf")}
     splits = dict.fromkeys(sizes, "")
     for name in sorted(sizes, key=hash_fraction):
-        splits[name] = next(split for split in room if sizes[name] <= room[split])
-        room[splits[name]] -= sizes[name]
+        for split in room:  # the first one with room for it
+            if sizes[name] <= room[split]:
+                splits[name] = split
+                room[split] -= sizes[name]
+                break
     return splits
 
 

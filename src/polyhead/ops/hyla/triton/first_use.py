@@ -139,11 +139,7 @@ def first_rows(call: AttentionCall) -> AttentionCall:
     num_queries = min(t, ROWS)
     most_keys = KEYS if t < ROWS else ROWS
     num_keys = min(s, most_keys)
-    tensors = {
-        "q": call.q[:2, :num_queries],
-        "k": call.k[:2, :num_keys],
-        "v": call.v[:2, :num_keys],
-    }
+    tensors = {"q": call.q[:2, :num_queries], "k": call.k[:2, :num_keys], "v": call.v[:2, :num_keys]}
     if call.bias is not None:
         tensors["bias"] = call.bias[:, t - num_queries : t + num_keys - 1]
     for name, tensor in tensors.items():

@@ -164,7 +164,8 @@ class HylaKernelCall:
         q = few(block(self.q, size.queries, h))
         k, v = few(block(self.k, size.keys, h)), few(block(self.v, size.keys, h))
         halves = size.halves and v.width_padded >= NARROW
-        values, outputs = (cut(x, halves) for x in (v, replace(v, rows=size.queries, share=1)))
+        values = cut(v, halves)
+        outputs = cut(replace(v, rows=size.queries, share=1), halves)
         return Config(
             q=q,
             k=k,
@@ -219,10 +220,13 @@ def tile(kernel: str, problem: HylaKernelCall) -> TileSettings:
         q = problem.config(TileSettings(16, 16, 8, 1)).q
         numbers = q.heads_padded * q.width_padded
         if not is_half:
-            return TileSettings(16 if numbers <= 512 else 8, 16, 8, 1)
+            queries = 16 if numbers <= 512 else 8
+            return TileSettings(queries, 16, 8, 1)
         most_numbers = 256 if problem.shared < 160 << 10 else 512
+        queries = 32 if numbers <= most_numbers else 16
         # A second stage loads the next keys while these are multiplied; large rows have no memory for it.
-        return TileSettings(32 if numbers <= most_numbers else 16, 16, 8, 1 if large else 2)
+        stages = 1 if large else 2
+        return TileSettings(queries, 16, 8, stages)
 
     if kernel == "queries":
         if not large:
@@ -234,7 +238,8 @@ def tile(kernel: str, problem: HylaKernelCall) -> TileSettings:
     if is_half:
         # Two halves of the width, one after the other, so that the sums of both fit into registers.
         k = problem.config(TileSettings(16, 16, 8, 1)).k
-        return TileSettings(16, 16 if k.heads_padded * k.width_padded <= 512 else 8, 8, 1, halves=True)
+        keys = 16 if k.heads_padded * k.width_padded <= 512 else 8
+        return TileSettings(16, keys, 8, 1, halves=True)
     if large or heads > 32 or has_little_memory:
         return TileSettings(16, 8, 8, 1)
     return TileSettings(16, 16, 8, 1)
@@ -304,7 +309,8 @@ def backward(problem: HylaKernelCall, dout: Tensor) -> tuple[Tensor, ...]:
         more_q, more_k = terms(piece)
         dq, dk = dq + more_q, dk + more_k
     if h > g:
-        dk, dv = (x.unflatten(2, (g, -1)).sum(3) for x in (dk, dv))
+        # Query heads that share a key: (b s h d) -> (b s g h/g d), summed to (b s g d).
+        dk, dv = dk.unflatten(2, (g, -1)).sum(3), dv.unflatten(2, (g, -1)).sum(3)
     grads = dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
     if bias is None or dbias is None:
         return grads

@@ -64,9 +64,11 @@ class Ray(Engine):
         train = ray.remote(**options)(engines.train_in_child)
         # Modules of the user's own tasks: their names, and where they lie.
         inherited = {name: os.environ[name] for name in ("PYTHONPATH", IMPORTS) if name in os.environ}
-        started = {folder.absolute(): train.remote(str(folder.absolute()), cpus, inherited, []) for folder in folders}
-        self.tasks |= started
-        return [functools.partial(_exit_code, task) for task in started.values()]
+        workers: list[ExitCode] = []
+        for folder in map(pathlib.Path.absolute, folders):
+            self.tasks[folder] = train.remote(str(folder), cpus, inherited, [])
+            workers.append(functools.partial(_exit_code, self.tasks[folder]))
+        return workers
 
     def stop(self) -> str:
         """Interrupt all tasks, once: a second time would interrupt a task while its worker saves."""

@@ -106,4 +106,6 @@ def ignore_sigusr2() -> None:
 
 
 def _exit_code(job: Any) -> int | None:
-    return code_of(job.result) if job.done() else None
+    if job.done():
+        return code_of(job.result)
+    return None
