@@ -42,7 +42,7 @@ def train(recipe: RecipeName, *, scale: str | None = None, print: bool = False) 
       polyhead train lm-softmax --devices 8 --parallel sharded
 
     Args:
-        scale: For figures and for fuzzy-softmax, -linear and -hyla: short, paper or original (of the authors' code).
+        scale: For figures: small, short, paper or smoke.  For fuzzy-softmax, -linear, -hyla: short, paper or original.
         print: Print the run as a file, which you can edit and train, and train nothing.
     """
     # tyro documents this function; its fields are known only with the recipe.
@@ -172,7 +172,7 @@ def training_options() -> Any:
     class Training:
         run: Annotated[Run, tyro.conf.arg(name="")]
         again: Annotated[bool, tyro.conf.arg(help="delete the training in the run folder and start over")] = False
-        workers: Annotated[int | None, tyro.conf.arg(help="runs at a time (default: one per core)")] = None
+        workers: Annotated[int | None, tyro.conf.arg(help="runs at a time; None: one per core")] = None
         devices: Annotated[int, tyro.conf.arg(help="processes that train one run together, one per device")] = 1
 
     return Training
