@@ -274,9 +274,10 @@ def write_failures(outcomes: Iterable["Result | Failure"]) -> int:
 
 
 def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselines: bool = True, seed: int = 0) -> None:
-    """Print the task's metric by run and split, with the task's baselines and ceiling, or why there are none."""
+    """Print the task's metric by run and split, with the task's baselines and ceiling; below, what each split is."""
     metric = run.task.metric
     splits = list(dict.fromkeys(itertools.chain(*scores.values())))
+    legend = "; ".join(f"{split}: {run.task.split_name(split)}" for split in splits)
     rows: list[Row] = []
     for name, by_split in scores.items():
         row = {"": name, **dict.fromkeys(splits, "")}
@@ -284,14 +285,13 @@ def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, baselin
             if metric in score:
                 row[split] = f"{score[metric]:.3f} ± {score.get(f'{metric}_se', math.nan):.3f}"
         rows.append(row)
-    missing = ""
     if baselines and hasattr(run.task, "baselines"):
         try:
             rows += _baseline_rows(run.task, splits, seed)
         except ValueError as error:  # the ceiling of a large family cannot be enumerated
-            missing = f"No baselines and ceiling: {error}"
+            legend += f"\nNo baselines and ceiling: {error}"
     low = "; lower is better" if run.task.better == "lower" else ""
-    write_table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows, missing)
+    write_table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows, legend)
 
 
 def _baseline_rows(task: Any, splits: Sequence[str], seed: int) -> list[Row]:
