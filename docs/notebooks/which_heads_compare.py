@@ -74,5 +74,5 @@ figure.colorbar(shown)
 grid[1].set(title="relation of head 1", xlabel="key")
 
 # %% [markdown]
-# Five seeds, all five games, and rivals:
+# Five seeds, all five games, and other models:
 # [results](../results/index.md#do-relational-and-disentangled-heads-compare-objects-better).

@@ -5,6 +5,8 @@ import pathlib
 import pytest
 from scripts import ROOT, loaded
 
+from polyhead.spec import MECHANISMS
+
 make_tables = loaded("docs", "make_tables.py")
 
 PAGES = [
@@ -16,6 +18,12 @@ PAGES = [
 def test_the_tables_of_a_page_are_those_of_the_committed_results(page):
     text = page.read_text(encoding="utf-8")
     assert make_tables.with_tables(text) == text, "run: python docs/make_tables.py"
+
+
+@pytest.mark.parametrize("row", MECHANISMS, ids=lambda row: row.config)
+def test_the_facts_on_the_page_of_a_mechanism_are_those_of_the_table(row):
+    pages = loaded("docs", "figures", "mechanisms.py")
+    assert pages.facts(row) in pages.page(row).read_text(encoding="utf-8"), "run: python docs/figures/mechanisms.py"
 
 
 def test_the_picture_of_the_first_example_is_that_of_its_data(tmp_path):

@@ -25,7 +25,8 @@ mostly three. GPU minutes: one run at --scale paper, as the paper states. Figure
 --scale short."""
 MODELS_LEGEND = """\
 ph.load("NAME") gives the run and the model, polyhead eval NAME scores it again. A name without its seed is that of the
-first seed. unseen: combinations that training did not show. What is not here is downloaded at its first use."""
+first seed. known: fresh data of the kinds in training; unseen: combinations that training did not show. What is not
+here is downloaded at its first use."""
 
 What = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
 Folders = Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER ...")]

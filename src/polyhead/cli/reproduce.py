@@ -28,9 +28,9 @@ def reproduce(
 ) -> int:
     """Reproduce a figure or table of a paper: train its runs, draw it with the paper's numbers, judge its claims.
 
-    After an interruption, run it again to resume; figures share runs.  --scale small takes minutes to hours.
-    short (fuzzy logic only) has the paper's network and rate with 15,000 steps, and takes hours.  paper has the paper's
-    settings.  smoke only tests that everything runs.  Costs: `polyhead list figures`.
+    After an interruption, run it again to resume; figures share runs.  The scale small takes minutes to hours.
+    The scale short, for fuzzy logic, has the paper's network with 15,000 steps, and takes hours.  The scale paper has
+    the paper's settings.  The scale smoke only tests that everything runs.  Costs: `polyhead list figures`.
 
     examples:
       polyhead reproduce table-a1 --scale small
@@ -39,10 +39,10 @@ def reproduce(
 
     Args:
         figure: A name from `polyhead list figures`.
-        scale: small, short, paper or smoke (default: short for figures of fuzzy logic, small for the others).
-        seeds: How many seeds, from 0 (default: those of the scale, mostly three).  A verdict takes five.
-        folder: The folder for runs and results (default: runs/reproduce/SCALE).
-        workers: Runs at a time (default: one per core).
+        scale: small, short, paper or smoke; None: short for figures of fuzzy logic, small for the others.
+        seeds: How many seeds, from 0; None: those of the scale, mostly three.  A verdict takes five.
+        folder: The folder for runs and results; None: runs/reproduce/SCALE.
+        workers: Runs at a time; None: one per core.
         results: Train nothing: redraw and judge again from this results.json, or its folder.
     """
     from polyhead.papers import reproduce as figures

@@ -13,6 +13,10 @@ from polyhead.spec.shapes import check_number
 if TYPE_CHECKING:
     from polyhead.config import Run
 
+PROBES_LEGEND = """\
+f1: on unseen combinations. chance: the same probe on permuted labels. Between sequences vary the query and the rest
+(query "varies"), the query "alone", or the rest alone ("fixed"). pairs "self": the last token attending to itself."""
+
 Model = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")]
 
 
@@ -35,7 +39,7 @@ def evaluate(
       polyhead eval runs/fuzzy-hyla-1a2b3c4d5e6f --checkpoint 500
 
     Args:
-        splits: Default: all except train and validation.
+        splits: The splits to score; without any, all except train and validation.
         batches: Batches per split; None takes the run's.
         batch_size: Sequences per batch; None takes the run's.
         seed: Seed of the sequences; None takes the run's.
@@ -110,7 +114,7 @@ def probe(run: RunFolder, sequences: int = 4096, seed: int = 0, device: Device =
     # Layers count from 0 in Python but from 1 for readers.
     for row in rows:
         row["layer"] += 1
-    emit(rows, write_table, f"Probes of the latent code: {config.name}", rows)
+    emit(rows, write_table, f"Probes of the latent code: {config.name}", rows, PROBES_LEGEND)
     return 0
 
 
@@ -126,8 +130,8 @@ def report(
     Args:
         runs: Run folders.
         out: The page.
-        title: Title of the page (default: its headline).
-        static: A folder for all figures as PNG and SVG files.
+        title: Title of the page; None: its headline.
+        static: A folder for all figures as PNG and SVG files; None: only the page.
     """
     from polyhead import train
     from polyhead.pages import report as pages

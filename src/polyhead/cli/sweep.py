@@ -75,17 +75,17 @@ class Cluster:
     slurm: bool = False
     """Train as jobs of Slurm, in one array."""
     cpus: int | None = None
-    """Cores of a run on a cluster (default: 1)."""
+    """Cores of a run on a cluster; None: 1."""
     gpus: float | None = None
-    """GPUs of a run on a cluster (default: 0); a fraction with --ray."""
+    """GPUs of a run on a cluster, also a fraction with --ray; None: 0."""
     memory: float | None = None
-    """Memory of a run on a cluster, in GiB (default: the cluster's)."""
+    """Memory of a run on a cluster, in GiB; None: the cluster's."""
     partition: str | None = None
-    """Slurm partition of the jobs (default: Slurm's)."""
+    """Slurm partition of the jobs; None: Slurm's."""
     account: str | None = None
-    """Slurm account that pays for the jobs (default: Slurm's)."""
+    """Slurm account that pays for the jobs; None: Slurm's."""
     minutes: int | None = None
-    """Time limit of a Slurm job; a longer run resumes in another job (default: 60)."""
+    """Time limit of a Slurm job; a longer run resumes in another job.  None: 60."""
 
     def engine(self) -> Any:
         """Return what starts workers; None for this machine.  Raises ValueError for options of another engine."""

@@ -42,7 +42,7 @@ def train(recipe: RecipeName, *, scale: str | None = None, print: bool = False) 
       polyhead train lm-softmax --devices 8 --parallel sharded
 
     Args:
-        scale: For figures and for fuzzy-softmax, -linear and -hyla: short, paper or original (of the authors' code).
+        scale: For figures: small, short, paper or smoke.  For fuzzy-softmax, -linear, -hyla: short, paper or original.
         print: Print the run as a file, which you can edit and train, and train nothing.
     """
     # tyro documents this function; its fields are known only with the recipe.
@@ -173,7 +173,7 @@ def training_options() -> Any:
     class Training:
         run: Annotated[Run, tyro.conf.arg(name="")]
         again: Annotated[bool, tyro.conf.arg(help="delete the training in the run folder and start over")] = False
-        workers: Annotated[int | None, tyro.conf.arg(help="runs at a time (default: one per core)")] = None
+        workers: Annotated[int | None, tyro.conf.arg(help="runs at a time; None: one per core")] = None
         devices: Annotated[int, tyro.conf.arg(help="processes that train one run together, one per device")] = 1
 
     return Training
@@ -275,9 +275,10 @@ def write_failures(outcomes: Iterable["Result | Failure"]) -> int:
 
 
 def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], seed: int | None = 0) -> None:
-    """Print the task's metric by run and split; with a seed also its baselines and ceiling, or why there are none."""
+    """Print the task's metric by run and split; with a seed also its baselines and ceiling; below, what a split is."""
     metric = run.task.metric
     splits = list(dict.fromkeys(itertools.chain(*scores.values())))
+    legend = "; ".join(f"{split}: {run.task.split_name(split)}" for split in splits)
     rows: list[Row] = []
     for name, by_split in scores.items():
         row = {"": name, **dict.fromkeys(splits, "")}
@@ -285,14 +286,13 @@ def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], seed: int 
             if metric in score:
                 row[split] = f"{score[metric]:.3f} ± {score.get(f'{metric}_se', math.nan):.3f}"
         rows.append(row)
-    missing = ""
     if seed is not None and hasattr(run.task, "baselines"):
         try:
             rows += _baseline_rows(run.task, splits, seed)
         except ValueError as error:  # the ceiling of a large family cannot be enumerated
-            missing = f"No baselines and ceiling: {error}"
+            legend += f"\nNo baselines and ceiling: {error}"
     low = "; lower is better" if run.task.better == "lower" else ""
-    write_table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows, missing)
+    write_table(f"{metric} (mean ± standard error over {run.task.items}{low}) on {run.task.name}", rows, legend)
 
 
 def _baseline_rows(task: Any, splits: Sequence[str], seed: int) -> list[Row]:

@@ -25,10 +25,15 @@ class Mechanism(Checked):
 
     heads: Count = 8
     dim: Count | None = None
+    """Width of the queries and keys of a head."""
     value_dim: Count | None = None
+    """Width of the values of a head."""
     kv_heads: Count | None = None
+    """How many heads of keys and values the heads of queries share; None: one each."""
     share: bool = False
+    """Take queries and keys from the group before it in the list."""
     impl: str = non_semantic("auto")
+    """auto, or one of `polyhead list implementations`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

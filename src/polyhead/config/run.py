@@ -175,7 +175,11 @@ class Decay(Checked):
 
 @dataclass(frozen=True)
 class Train(Checked):
-    """AdamW, linear warm-up from 0, cosine to `final` x lr."""
+    """AdamW with a linear warm-up from 0 over `warmup` steps, then a cosine that ends at `final` x lr.
+
+    The splits `evaluate` are scored at the end and every `eval_every` steps, on `eval_batches` batches each.
+    `log_every` and `save_every` count steps, too.  `precision`: fp32, bf16 or fp16 for products.
+    """
 
     steps: Count = 1000
     batch_size: Count = 128
@@ -211,20 +215,26 @@ class Train(Checked):
 # ---------------------------------------------------------------------------------------------------------------- a run
 @dataclass(frozen=True, repr=False)
 class Run(Checked):
-    """One complete training run.  `repr` is short; `to_dict` has every field."""
+    """One training run: its task, model and training.  `repr` is short; `polyhead.config.to_dict` has every field."""
 
     task: Task
     model: Model
     name: str = non_semantic("run")
+    """The default folder is runs/NAME-DIGEST."""
     train: Train = Train()
     seed: checked.Seed = 0
     device: str = non_semantic("auto")
+    """auto, cpu, cuda or mps."""
     compile: bool = non_semantic(False)
+    """Compile the model by torch.compile."""
     deterministic: bool = non_semantic(False)
+    """Use deterministic algorithms only; an operation that has none raises an error."""
     threads: LayerCount | None = non_semantic(None)
+    """Threads of PyTorch on the CPU; None: as many as it takes by itself."""
     fast_products: bool = non_semantic(True)
     """On a CPU, compute float32 matrix products by oneDNN if a check finds that as exact."""
     folder: str | None = non_semantic(None)
+    """Where the run is written."""
     parallel: Annotated[str, choice(("data", "sharded"))] = non_semantic("data")
     """On several devices: each holds the whole model ("data") or a shard ("sharded"), and its part of the batch."""
     track: tuple[str, ...] = non_semantic(())

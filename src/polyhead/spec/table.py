@@ -190,7 +190,7 @@ MECHANISMS = (
     MechanismRow(
         op="hyla",
         config="Hyla",
-        summary="the code over heads picks a two-layer value network for each query-key pair",
+        summary="the latent code of each query-key pair picks its two-layer value network",
         equation="y_t = sum_s (sum_h a_hts W_out_h) act(sum_h a_hts v_sh),   a = rms_heads(q_th . k_sh / sqrt(d))",
         normalise="rms_heads",
         tensors=QKV,
