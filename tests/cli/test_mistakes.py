@@ -23,12 +23,13 @@ VALUES = {
     "train fuzzy-hyla --model.heads hyla:²": "hyla:²: the number of heads must be an integer, got '²'",
     "train games --print": "polyhead train: --print is for one run but games has",
     "train games.yaml": "runs but a file is one",
+    "train empty": "polyhead train: the recipe empty has no runs",
     "train hula.yaml": "hula.yaml: unknown mechanism 'hula'; did you mean 'hyla'",
     "train a.yaml": "b.yaml: its recipe leads back to a.yaml: a.yaml -> b.yaml -> a.yaml",
     "generate RUN --prompt a --seed 1180591620717411303424": "generate: --seed must be from",
     "reproduce fig-2c --seeds 1180591620717411303424": "reproduce: seeds must be from 1 to 4096",
     "demo --seeds 0": "demo: --seeds must be at least 1 but is 0",
-    "resume nowhere": "run folder: nowhere does not exist",
+    "resume file": "run folder: file is no folder",
     "eval RUN --batches 0": "eval: batches must be at least 1 but is 0",
     "eval RUN --checkpoint 3": "has none of '3', but ",
     "report RUN/..": "holds no config.json, so it is not a run",
@@ -64,19 +65,16 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "small"
-    ph.train.run(small(folder=str(folder)), progress=False)
-    return folder
+    return ph.train.run(small(folder=str(tmp_path_factory.mktemp("runs"))), progress=False).folder
 
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A working directory with the files above, a folder and an empty file."""
+    """A working directory with the files above and an empty file."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(recipes.RECIPES, "small", small)
+    monkeypatch.setattr(recipes, "RECIPES", recipes.RECIPES | {"small": small, "empty": list})
     for name, text in FILES.items():
         pathlib.Path(f"{name}.yaml").write_text(text + "\n")
-    pathlib.Path("folder").mkdir()
     pathlib.Path("file").touch()
     return tmp_path
 

@@ -71,6 +71,13 @@ def test_a_difference_is_yes_no_undecided_or_none(value, expected):
     assert outcome(five(value + 1, spread), 1.0, within=0.02) == expected
 
 
+@pytest.mark.parametrize("values", [[0.1, 0.2], {1: None, 2: 0.2}, {1: "0.1"}, {}, [0.04, math.nan]])
+def test_scores_without_seeds_and_p_values_without_an_order_are_one_line(values):
+    call, text = (holm, "p-values must be from 0 to 1 but are") if 0.04 in values else (Estimate.of, "for each seed")
+    with pytest.raises(ValueError, match=text):
+        call(values)
+
+
 @pytest.mark.parametrize("score", [math.nan, math.inf, -math.inf])
 def test_a_run_without_a_finite_score_is_named(score):
     verdict = above("a claim", {"HYLA over Softmax": Estimate.of(A | {3: score, 4: 0.7})})
@@ -81,8 +88,7 @@ def test_a_run_without_a_finite_score_is_named(score):
 def test_no_difference_is_the_two_one_sided_tests():
     _, high = five(0.005).interval(0.9)
     assert outcome(five(0.005), within=high + 1e-6) == NO_DIFFERENCE
-    assert outcome(five(0.005), within=high - 1e-6) == UNDECIDED
-    assert outcome(five(-0.005), within=high - 1e-6) == UNDECIDED
+    assert outcome(five(0.005), within=high - 1e-6) == outcome(five(-0.005), within=high - 1e-6) == UNDECIDED
     assert outcome(five(1.0), 1.0) == UNDECIDED  # with a margin, `within` is 0 by default
 
 
@@ -116,7 +122,7 @@ def test_the_interval_of_an_undecided_part_holds_its_margin():
 
 def test_a_spread_that_is_only_rounding_is_none():
     always_right = Estimate.of(dict.fromkeys(range(5), 0.1 + 0.2)) - Estimate.of(dict.fromkeys(range(5), 0.3))
-    assert always_right.error == 0.0
+    assert (always_right.error, outcome(always_right)) == (0.0, NO_DIFFERENCE)  # its mean is 5.6e-17
     assert outcome(Estimate.of(dict.fromkeys(range(5), 1.0)) - estimates.constant(1.0)) == NO_DIFFERENCE
     assert (outcome(five(0.5, 0.0), 0.4), outcome(five(0.5, 0.0), 0.6)) == (YES, NO)
 
@@ -130,8 +136,7 @@ def test_a_claim_in_parts_falls_with_any():
 
 def test_p_values_are_corrected_by_holm():
     assert holm([0.04, 0.01, 0.03, 0.005]) == pytest.approx([0.06, 0.03, 0.06, 0.02])
-    assert holm([0.5, 0.9]) == [1.0, 1.0]
-    assert holm([]) == []
+    assert (holm([0.5, 0.9]), holm([])) == ([1.0, 1.0], [])
 
 
 def test_a_page_is_judged_as_a_whole():

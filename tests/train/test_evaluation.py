@@ -18,11 +18,9 @@ class Guess(torch.nn.Module):
         return torch.tensor([9.0] + [0.0] * 9).expand(len(inputs), 1, 10)
 
 
-@pytest.mark.parametrize(
-    ("batches", "batch_size", "sequences"), [(6, 64, 359), (100, 64, 359), (2, 64, 128), (1, 500, 359)]
-)
-def test_a_split_that_ends_is_scored_once(batches, batch_size, sequences):
-    scores = evaluate(Guess(), Images(), "iid", batches=batches, batch_size=batch_size)
+@pytest.mark.parametrize(("batches", "size", "sequences"), [(6, 64, 359), (100, 64, 359), (2, 64, 128), (1, 500, 359)])
+def test_a_split_that_ends_is_scored_once(batches, size, sequences):
+    scores = evaluate(Guess(), Images(), "iid", batches=batches, batch_size=size)
     assert scores["sequences"] == sequences
     if sequences == 359:
         batch = Images().batch("iid", 359, seed=0, step=0)
@@ -51,19 +49,21 @@ def test_sequences_count_by_their_amounts():
 
 
 @pytest.mark.parametrize(
-    ("metrics", "message"),
+    ("name", "value", "message"),
     [
-        ({"accuracy": torch.tensor(0.5)}, r"metrics must be numbers \(3,\), one for each .*, but accuracy is \(\)$"),
-        ({"accuracy": torch.ones(3, 1)}, r"but accuracy is \(3, 1\)$"),
-        ({"accuracy": 0.5}, "but accuracy is float$"),
-        ({"accuracy": torch.ones(3), "loss": torch.ones(3)}, "no metric may be called 'loss'"),
-        ({"accuracy": torch.ones(3), "step": torch.ones(3)}, "no metric may be called 'step'"),
-        ({"accuracy": torch.ones(3), "accuracy_se": torch.ones(3)}, "no metric may be called 'accuracy_se'"),
-        ({"right": torch.ones(3)}, "its metric is 'accuracy', but its metrics are right$"),
+        ("metrics", {"accuracy": torch.tensor(0.5)}, r"must be numbers \(3,\), one for each .*, but accuracy is \(\)$"),
+        ("metrics", {"accuracy": torch.ones(3, 1)}, r"but accuracy is \(3, 1\)$"),
+        ("metrics", {"accuracy": 0.5}, "but accuracy is float$"),
+        ("metrics", {"accuracy": torch.ones(3), "loss": torch.ones(3)}, "no metric may be called 'loss'"),
+        ("metrics", {"accuracy": torch.ones(3), "accuracy_se": torch.ones(3)}, "no metric may be called 'accuracy_se'"),
+        ("metrics", {"right": torch.ones(3)}, "its metric is 'accuracy', but its metrics are right$"),
+        ("metrics", [0.5], r"metrics must be numbers \(3,\) by name but are a list$"),
+        ("derived", [0.5], r"derived must be numbers by name but is \[0.5\]$"),
+        ("derived", {"size": "large"}, "derived must be numbers by name but is {'size': 'large'}$"),
     ],
 )
-def test_scores_that_are_not_one_for_each_sequence_are_one_line(metrics, message, monkeypatch):
-    monkeypatch.setattr(Images, "metrics", lambda *_: metrics)
+def test_scores_that_are_not_one_for_each_sequence_are_one_line(name, value, message, monkeypatch):
+    monkeypatch.setattr(Images, name, lambda *_: value)
     with pytest.raises(ValueError, match=f"^Images: .*{message}"):
         evaluate(Guess(), Images(), "iid", batches=1, batch_size=3)
 

@@ -175,6 +175,13 @@ def test_a_batch_of_a_task_of_ones_own_is_checked_before_training(tiny, tmp_path
     assert not (tmp_path / "metrics.jsonl").exists()
 
 
+@pytest.mark.parametrize("loss", [0.3, torch.zeros(2), torch.ones(())])
+def test_a_loss_of_a_task_of_ones_own_is_checked(tiny, tmp_path, monkeypatch, loss):
+    monkeypatch.setattr(ph.tasks.FuzzyLogic, "loss", lambda *_: loss)
+    with pytest.raises(ValueError, match=r"^FuzzyLogic: loss must be one number with a gradient but is [0t]"):
+        run(tiny(tmp_path), progress=False)
+
+
 # ----------------------------------------------------------------------------------------------- stopping and resuming
 @pytest.mark.parametrize(("step", "number"), [(0, signal.SIGINT), (7, signal.SIGTERM), (7, signal.SIGHUP)])
 def test_a_signal_saves_and_the_resumed_run_is_the_same(tiny, tmp_path, uninterrupted, number, step):

@@ -17,7 +17,7 @@ import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, SupportsFloat
 
 from polyhead.spec.optional import optional
 
@@ -28,7 +28,7 @@ SEEDS = 5
 ALPHA = 0.05
 # A smaller difference between scores (fractions) counts as none. For logarithms this is two per cent.
 WITHIN = 0.02
-# A spread over seeds that is only rounding.
+# A spread over seeds, or a difference without a spread, that is only rounding.
 ROUNDING = 1e-12
 
 
@@ -66,8 +66,9 @@ class Estimate:
         of it, so it is added; so it is if all seeds have one test set, called `test`.  A value that is not finite makes
         the mean NaN.
         """
-        if not values:
-            raise ValueError("Estimate: give at least one value")
+        is_by_seed = isinstance(values, Mapping) and len(values) > 0
+        if not is_by_seed or not all(isinstance(value, SupportsFloat) for value in values.values()):
+            raise ValueError(f"Estimate: give a number for each seed, {{1: 0.9, 2: math.nan}}, got {values!r:.60}")
         count = len(values)
         mean = math.nan
         if all(map(math.isfinite, values.values())):
@@ -136,7 +137,7 @@ class Estimate:
         if math.isnan(self.error) or self.freedom <= 0:
             return 1.0
         if self.error == 0:
-            return float(self.mean <= margin)
+            return float(self.mean - margin < ROUNDING)
         return float(student(self.freedom).sf((self.mean - margin) / self.error))
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
@@ -398,6 +399,8 @@ def holm(values: Sequence[float]) -> list[float]:
     >>> holm([0.04, 0.01])
     [0.04, 0.02]
     """
+    if not all(0 <= value <= 1 for value in values):  # NaN has no place in an order
+        raise ValueError(f"holm: p-values must be from 0 to 1 but are {list(values)!r:.60}")
     corrected = [0.0] * len(values)
     largest = 0.0
     for rank, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):

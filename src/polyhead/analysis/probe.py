@@ -97,7 +97,7 @@ def probe(
         return float(score), predictions
 
     f1, predictions = fitted(y[fit])
-    chance, _ = fitted(np.random.default_rng(seed).permutation(y[fit]))
+    chance, _ = fitted(np.random.default_rng(abs(seed)).permutation(y[fit]))  # of a run, a seed may be negative
     return Probe(f1, chance, len(held_out), len(occurring), predictions)
 
 

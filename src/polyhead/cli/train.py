@@ -182,6 +182,7 @@ def training_options() -> Any:
 # ---------------------------------------------------------------------------------------------------- recipes and files
 def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = ()) -> tuple[list["Run"], str]:
     """Return the runs of a recipe or a file, and the help text.  `outer`: the files that start from it."""
+    from polyhead.config import check_run
     from polyhead.extensions import with_added
     from polyhead.papers.recipes import RECIPES, SINGLE, STUDIES, default_scale
 
@@ -200,9 +201,12 @@ def resolve(verb: str, recipe: str, scale: str | None, outer: tuple[str, ...] = 
         scale = default_scale(name)
     runs = recipes[name]() if scale is None else recipes[name](scale)
     help_text = inspect.getdoc(recipes[name]) or ""
-    if isinstance(runs, (list, tuple)):
-        return list(runs), help_text
-    return [runs], help_text
+    runs = list(runs) if isinstance(runs, (list, tuple)) else [runs]
+    if not runs:
+        raise ValueError(f"polyhead {verb}: the recipe {name} has no runs")
+    for run in runs:
+        check_run(f"polyhead {verb}: the recipe {name}", run)
+    return runs, help_text
 
 
 # --------------------------------------------------------------------------------------------------- the command resume

@@ -56,7 +56,10 @@ def evaluate(
                 for name, value in metric_values.items():
                     values[name].append(value)
     scores = summary(*_gathered(losses, values, world), scored, sequences, amounts)
-    return scores | task.derived(scores)
+    derived = task.derived(scores)
+    if not isinstance(derived, dict) or not all(isinstance(value, int | float) for value in derived.values()):
+        raise ValueError(f"{type(task).__name__}: derived must be numbers by name but is {derived!r:.60}")
+    return scores | derived
 
 
 def evaluate_network(network: Network, split: str) -> dict[str, float]:

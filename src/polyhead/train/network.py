@@ -21,6 +21,7 @@ from polyhead.config import Logits, Run, Tokens
 from polyhead.models.build import build
 from polyhead.models.inputs_outputs import LazyLogits
 from polyhead.models.transformer import Transformer
+from polyhead.spec.values import one_line
 from polyhead.tasks.base import Batch, Task, stream
 from polyhead.train import optimiser, parallel
 from polyhead.train.device import seed
@@ -125,6 +126,9 @@ class Network:
         task = self.config.task
         outputs = answers(self.wrapped, task, piece, self.config.train.precision)
         loss = task.loss(outputs, piece)
+        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            got = one_line(repr(loss))
+            raise ValueError(f"{type(task).__name__}: loss must be one number with a gradient but is {got:.60}")
         if isinstance(self.model, Transformer):
             loss = loss + self.model.auxiliary_loss()
         if piece is not batch:  # the mean over all scored positions of the batch; gradients of processes are averaged
@@ -226,6 +230,8 @@ def metrics(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str,
     """
     kind, shape = type(task).__name__, (len(batch.inputs),)
     scores = task.metrics(outputs, batch)
+    if not isinstance(scores, dict):
+        raise ValueError(f"{kind}: metrics must be numbers {shape} by name but are a {type(scores).__name__}")
     for name, value in scores.items():
         got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
         if got != shape:

@@ -36,7 +36,7 @@ def test_a_worker_that_ends_without_a_result_fails_alone(runs, tmp_path, code, e
     outcomes = sweep(runs, tmp_path, engine=engine, progress=False)
     assert [isinstance(outcome, Result) for outcome in outcomes] == [True, False, True]
     folder = tmp_path / f"tiny-{ph.digest(runs[1])}"
-    assert outcomes[1] == Failure("tiny", folder, code, error)
+    assert outcomes[1] == Failure("seed=1", folder, code, error)
     assert engine.started == [0, 1, 2]
     assert engine.is_closed
     noted = code not in (2, 75, 130, HELD)  # after these the worker, or the other process, notes its end
@@ -69,7 +69,7 @@ def test_a_run_that_another_process_trains_is_left_to_it(runs, tmp_path):
     engine = Fake()
     with claim(runs[1], folder):
         outcomes = sweep(runs, tmp_path, engine=engine, progress=False)
-    assert outcomes[1] == Failure("tiny", folder, HELD, f"run folder: another process is training in {folder}")
+    assert outcomes[1] == Failure("seed=1", folder, HELD, f"run folder: another process is training in {folder}")
     assert engine.started == [0, 2]
 
 
@@ -124,8 +124,8 @@ def test_a_folder_that_cannot_be_written_fails_alone(runs, tmp_path):
     (log / "worker.log").mkdir(parents=True)
     file.touch()
     outcomes = sweep(runs, tmp_path, engine=Fake(), progress=False)
-    assert outcomes[0] == Failure("tiny", log, 1, f"{log}/worker.log: cannot be written (Is a directory)")
-    assert outcomes[1] == Failure("tiny", file, 2, f"run folder: {file}/config.json cannot be written (File exists)")
+    assert outcomes[0] == Failure("seed=0", log, 1, f"{log}/worker.log: cannot be written (Is a directory)")
+    assert outcomes[1] == Failure("seed=1", file, 2, f"run folder: {file}/config.json cannot be written (File exists)")
     assert outcomes[2].folder == folders[2]
 
 

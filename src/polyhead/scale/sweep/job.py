@@ -24,7 +24,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Failure:
-    """A run whose worker ended without a result: its exit code and the last line of its log."""
+    """A run whose worker ended without a result: its name in the sweep, its exit code and the last line of its log."""
 
     name: str
     folder: pathlib.Path
@@ -85,7 +85,7 @@ class Job:
         return True
 
     def _fail(self, code: int, text: str) -> None:
-        self.outcome = Failure(self.run.name, self.folder, code, text)
+        self.outcome = Failure(self.label, self.folder, code, text)
 
     # --------------------------------------------------------------------------------------------------------- progress
     def progress(self) -> str:

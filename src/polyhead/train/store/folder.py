@@ -71,7 +71,8 @@ def read_config(folder: str | pathlib.Path) -> Run:
     path = run_path(folder)
     if path.is_dir() or path.suffix not in (".json", ".yaml", ".yml"):
         if not path.is_dir():
-            raise ValueError(f"run folder: {path} does not exist; trained models: polyhead list models")
+            problem = "is no folder" if path.exists() else "does not exist"
+            raise ValueError(f"run folder: {path} {problem}; trained models: polyhead list models")
         path = path / CONFIG
         if not path.is_file():
             raise ValueError(f"run folder: {path.parent} holds no {CONFIG}, so it is not a run")
