@@ -22,11 +22,12 @@ def read_run(path: str, recipe: Callable[[str], Sequence["Run"]], outer: Sequenc
     """
     if os.path.realpath(path) in map(os.path.realpath, outer):
         raise ValueError(f"{outer[-1]}: its recipe leads back to {path}: {' -> '.join([*outer, path])}")
-    from polyhead.config import from_dict, serial, to_dict
+    from polyhead.config import from_dict, to_dict
+    from polyhead.spec.files import read_values
     from polyhead.tasks import KINDS
     from polyhead.train import read_config
 
-    changes = serial.read(path)
+    changes = read_values(path)
     if not isinstance(changes, dict) or "recipe" not in changes:
         return read_config(path)
     name = changes.pop("recipe")

@@ -1,7 +1,7 @@
 """All configurations, as frozen dataclasses: models and runs.  They import neither torch nor jax.
 
 mechanisms.py: groups of heads.  components.py: positions, feed-forward layers, inputs and outputs.  rivals.py: models
-of the literature.  run.py: TransformerConfig, Train, Run.  serial.py: files.
+of the literature.  run.py: TransformerConfig, Train, Run.  serial.py: from JSON values.
 """
 
 from polyhead.config.checked import non_semantic as non_semantic, to_dict as to_dict

@@ -16,6 +16,7 @@ from polyhead.config.components import Classes, FeedForward, Input, Mlp, Output,
 from polyhead.config.mechanisms import MECHANISMS, Mechanism, RelativeSymbols, Softmax, SymbolHeads, SymbolSource
 from polyhead.config.rivals import AbstractorConfig, CoRelNetConfig, PrediNetConfig
 from polyhead.spec import NORM_ORDERS, NORMS, PRESETS
+from polyhead.spec.files import read_values
 
 if TYPE_CHECKING:
     from polyhead.tasks.base import Task
@@ -285,7 +286,7 @@ def save(config: Any, path: str | pathlib.Path) -> None:
 
 def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:
     """Read a run from a JSON or YAML file.  `kinds`: classes beyond this module's: `polyhead.tasks.KINDS`."""
-    return from_dict(serial.read(path), kinds, where=str(path))
+    return from_dict(read_values(path), kinds, where=str(path))
 
 
 def from_dict(data: Any, kinds: Iterable[type] = (), *, where: str = "config") -> Any:

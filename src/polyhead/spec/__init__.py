@@ -1,4 +1,4 @@
 """Shared definitions, without torch and jax: table.py has the names of `polyhead.spec`, shapes.py checks
-sizes, optional.py imports extras, home.py finds folders, values.py treats JSON."""
+sizes, optional.py imports extras, home.py finds folders, files.py and values.py treat JSON."""
 
 from polyhead.spec.table import *  # noqa: F403

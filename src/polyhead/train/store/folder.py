@@ -13,7 +13,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from polyhead import config as configs
-from polyhead.config import Run, serial
+from polyhead.config import Run
+from polyhead.spec.files import read_values
 from polyhead.spec.values import legal, numbers
 from polyhead.train import shipped
 from polyhead.train.stop import HELD
@@ -76,7 +77,7 @@ def read_config(folder: str | pathlib.Path) -> Run:
         path = path / CONFIG
         if not path.is_file():
             raise ValueError(f"run folder: {path.parent} holds no {CONFIG}, so it is not a run")
-    data = serial.read(path)
+    data = read_values(path)
     recorded = None
     if isinstance(data, dict) and path.name == CONFIG:
         recorded = data.pop(DIGEST, None)
@@ -114,7 +115,7 @@ def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
         digest, trained = configs.digest(config), checkpoints(folder)
         trained_digest = digest
         if (folder / CONFIG).exists():
-            existing = serial.read(folder / CONFIG)
+            existing = read_values(folder / CONFIG)
             if not isinstance(existing, dict) or existing.get("kind") != "Run":
                 raise ValueError(f"run folder: {folder / CONFIG} is not that of a run; choose another folder")
             if trained or (folder / RESULT).exists():
