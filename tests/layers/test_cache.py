@@ -194,11 +194,10 @@ def test_a_call_without_queries_keeps_no_context():
 
 
 def test_mistakes_with_caches_are_one_line():
-    x = torch.randn(2, 4, 16)
+    x, cache = torch.randn(2, 4, 16), Cache(1)
     for mask in (torch.zeros(2, 4), torch.ones(2, 1, dtype=torch.bool)):
         with refusing("Cache: the mask must be Boolean of shape (2, 4), True at real tokens, but is torch."):
-            Cache(1).expect(mask, x)
-    cache = Cache(1)
+            cache.expect(mask, x)
     cache.expect(torch.ones(2, 4, dtype=torch.bool), x)
     for rows, wrong in (([True], "sequences but are torch.bool (1,)"), ([0, 2], "its 2 sequences but are [0, 2]")):
         with refusing(f"Cache: rows must be indices of {wrong}"):
