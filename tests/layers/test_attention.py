@@ -137,10 +137,7 @@ ERRORS = {
     "bias of the wrong size": (lambda a, x: a(x, bias=torch.ones(4, 8, dtype=F64)), "(h t+s-1) = (4, 9) but is (4, 8)"),
     "dropout of everything": (lambda a, x: make([ph.Hyla(2)], dropout=1.0), "dropout must be in [0, 1) but is 1.0"),
     "positions of an input": (lambda a, x: make([ph.Hyla(2)], positions=ph.Learned()), "or Alibi() but is Learned()"),
-    "tables of other widths": (
-        lambda a, x: make(ph.Hyla(4, dim=6), positions=a.rotary),
-        "heads of widths {'6'} need rotary tables, got ['12']",
-    ),
+    "other tables": (lambda a, x: make(ph.Hyla(4, dim=6), positions=a.rotary), "{'6'} need rotary tables, got ['12']"),
     "no length": (lambda a, x: make(ph.Hyla(4), max_length=0), "max_length must be an integer of at least 1 but is 0"),
     "no heads": (lambda a, x: make([]), "heads must be mechanisms such as [Softmax(4), Hyla(4)] but is []"),
 }
