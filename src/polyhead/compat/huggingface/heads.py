@@ -89,7 +89,7 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     configuration that has the heads, so it can be saved.  Swap before a model is wrapped (PEFT).
 
     Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for layers and heads that do not match
-    the model, which is then unchanged.
+    it.  The model is then unchanged.
     """
     config: Any = getattr(model, "config", None)
     network = _classes(_type_of(config))[1]
