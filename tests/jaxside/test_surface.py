@@ -95,6 +95,8 @@ def test_errors_are_worded_alike(name, fault):
 def test_a_scale_is_a_number_and_dtypes_are_one():
     with refusing("hyla: scale must be a number but has shape (2, 1); multiply q by it"):
         jaxside.hyla(*arrays("hyla")[1], scale=np.ones((2, 1), np.float32))
+    with refusing("rope: theta must be above 0 but is -1"):
+        jaxside.rope(np.ones((2, 4), np.float32), np.arange(2), theta=-1)
     q, k, v = arrays("hyla")[1]
     kinds = "bfloat16, bfloat16, bfloat16, float32"
     with refusing(f"hyla: q, k, v and value_weight must have one dtype but have {kinds}"):

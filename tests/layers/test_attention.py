@@ -122,6 +122,7 @@ def test_dropout_keeps_the_mean_in_bfloat16(monkeypatch, autocast):
 KEEP = "keep must be (b|1 h|1 t s), here (2, 4, 5, 5), but is "
 ERRORS = {
     "wrong width": (lambda a, x: a(x[..., :3]), "m = 48 but x (b t m) = (2, 5, 3)"),
+    "wrong dtype": (lambda a, x: a(x, x.float()), "must be torch.float64, as its weights, but is torch.float32"),
     "context of another batch": (lambda a, x: a(x, x[:1]), "b = 2 in x but 1 in context (b s m) = (1, 5, 48)"),
     "float mask": (
         lambda a, x: a(x, mask=torch.ones(5, 5)),
@@ -136,6 +137,8 @@ ERRORS = {
     "bias of the wrong size": (lambda a, x: a(x, bias=torch.ones(4, 8, dtype=F64)), "(h t+s-1) = (4, 9) but is (4, 8)"),
     "dropout of everything": (lambda a, x: make([ph.Hyla(2)], dropout=1.0), "dropout must be in [0, 1) but is 1.0"),
     "positions of an input": (lambda a, x: make([ph.Hyla(2)], positions=ph.Learned()), "or Alibi() but is Learned()"),
+    "other tables": (lambda a, x: make(ph.Hyla(4, dim=6), positions=a.rotary), "{'6'} need rotary tables, got ['12']"),
+    "no length": (lambda a, x: make(ph.Hyla(4), max_length=0), "max_length must be an integer of at least 1 but is 0"),
     "no heads": (lambda a, x: make([]), "heads must be mechanisms such as [Softmax(4), Hyla(4)] but is []"),
 }
 

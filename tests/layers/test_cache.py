@@ -62,7 +62,7 @@ def test_symbols_that_are_given_are_those_of_the_new_tokens():
     assert_close(pieces, layer(x, symbols=[None, by_key, table]), atol=1e-10, rtol=1e-10)
 
 
-@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("window", [None, 1, 3])
 def test_masks_biases_and_dropout_cover_all_keys(window):
     layer, x, cache = make([*DUAL, ph.Hyla(2)], causal=True, window=window), tokens(T), LayerCache()
     full_arguments = {"mask": torch.rand(2, 1, T, T) > 0.3, "keep": (torch.rand(1, 6, T, T) > 0.3).to(F64)}
@@ -71,7 +71,8 @@ def test_masks_biases_and_dropout_cover_all_keys(window):
     def arguments(a, b):
         return {name: rows[:, :, a:b, :b] for name, rows in full_arguments.items()}
 
-    assert_close(in_pieces(layer, x, [4, 1, 4], arguments, cache), layer(x, **full_arguments), atol=1e-10, rtol=1e-10)
+    pieces = in_pieces(layer, x, [1, 0, 4, 4], arguments, cache)
+    assert_close(pieces, layer(x, **full_arguments), atol=1e-10, rtol=1e-10)
     by_offset = torch.randn(6, 2 * T - 1, dtype=F64)  # column j - i + T - 1
     pieces = in_pieces(layer, x, [5, 1, 3], lambda a, b: {"bias": by_offset[:, T - b : T - b + (b - a) + b - 1]})
     assert_close(pieces, layer(x, bias=by_offset), atol=1e-10, rtol=1e-10)
@@ -86,7 +87,7 @@ def test_attention_that_cannot_be_cached_is_refused():
     plain(x, x[:, :2], cache=cache)
     stored.extend("k", torch.zeros(2, 3, 4))
     for call, message in (
-        (lambda: Cache(0), "layers must be at least 1 but is 0"),
+        (lambda: Cache(1.5), "Cache: layers must be an integer of at least 1 but is 1.5"),
         (lambda: stored.extend("k", torch.zeros(1, 1, 4)), r"stored k is .* = \(2, 3, 4\) but new k is \(1, 1, 4\)"),
         (lambda: plain(x, cache=LayerCache()), "attention with a cache must be causal"),
         (lambda: causal(x, x, cache=LayerCache()), "attention with a cache must not be causal, to another sequence"),
@@ -193,12 +194,14 @@ def test_a_call_without_queries_keeps_no_context():
 
 
 def test_mistakes_with_caches_are_one_line():
-    x = torch.randn(2, 4, 16)
+    x, cache = torch.randn(2, 4, 16), Cache(1)
     for mask in (torch.zeros(2, 4), torch.ones(2, 1, dtype=torch.bool)):
         with refusing("Cache: the mask must be Boolean of shape (2, 4), True at real tokens, but is torch."):
-            Cache(1).expect(mask, x)
-    with refusing("Cache: rows must be indices of sequences but are torch.bool"):
-        Cache(1).reorder(torch.tensor([True, False]))
+            cache.expect(mask, x)
+    cache.expect(torch.ones(2, 4, dtype=torch.bool), x)
+    for rows, wrong in (([True], "sequences but are torch.bool (1,)"), ([0, 2], "its 2 sequences but are [0, 2]")):
+        with refusing(f"Cache: rows must be indices of {wrong}"):
+            cache.reorder(torch.tensor(rows))
 
 
 def test_a_row_of_a_mask_of_pairs_hides_no_neighbours():

@@ -26,6 +26,7 @@ def test_a_mask_and_positions_of_packed_sequences():
     outputs = [layer(tokens, mask=key_mask, positions=rows) for tokens, key_mask, rows in sequences]
     packed = layer(x, mask=mask, positions=positions, cu_seqlens=CU)
     same_with_gradients(packed, torch.cat(outputs, 1), [x, *layer.parameters()])
+    assert torch.equal(layer(x[:, :8], cu_seqlens=CU[:0]), layer(x[:, :8]))  # no edge: one sequence
 
 
 def test_mistakes_are_one_line():

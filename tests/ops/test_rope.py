@@ -73,6 +73,7 @@ def test_mistakes_are_one_line():
     for call, text in (
         (lambda: rope(x[..., :3], positions), "rope: the width must be even but is 3$"),
         (lambda: rope(x, positions, layout="halve"), r"rope: unknown layout 'halve'; did you mean 'half'\?"),
+        (lambda: rope(x, positions, theta=0.0), "rope: theta must be above 0 but is 0.0$"),
         (lambda: rope(x, positions - 1), "rope: positions must not be negative but hold -1$"),
         (lambda: rope(x, positions.float()), "rope: positions must be of an integer dtype but is torch.float32$"),
         (lambda: rope(x, positions[:4]), r"rope: positions of shape \(4,\) do not broadcast to \(2, 5\)$"),

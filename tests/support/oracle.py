@@ -9,8 +9,8 @@
     abstractor          out_ih = sum_j act(s_hij) symbols_jh
     pooled              out_ih = pool_j a_hij act(sum_h a_hij v_jh), or one network for a query or for a sequence
 
-A bias of -inf hides a code as a mask does, but not a relation.  A key that is hidden from all queries and heads of a
-sample may have any value: it counts as 0.  The oracle shares no code with the package and does not import it.
+A bias of -inf hides a pair as a mask does.  A key that is hidden from all queries and heads of a sample may have any
+value: it counts as 0.  The oracle shares no code with the package and does not import it.
 tests/ops/test_equations.py and benchmarks/parity.py compare calls with it.
 """
 
@@ -63,6 +63,8 @@ def visible(shape: tuple[int, int, int, int], options: Options) -> Tensor:
         edges = options["cu_seqlens"]
         number = torch.tensor([sum(row >= edge for edge in edges.tolist()[1:]) for row in range(t)])
         allowed = allowed & (number[:, None] == number[None, :])
+    if options.get("bias") is not None:
+        allowed = allowed & (bias_by_pair(options["bias"], t, s) > -math.inf)
     return allowed if options.get("mask") is None else allowed & options["mask"]
 
 
@@ -100,18 +102,11 @@ def bias_by_pair(bias: Tensor, t: int, s: int) -> Tensor:
     return bias if bias.ndim == 4 else bias[:, relative_positions(t, s) + s - 1]
 
 
-def unbiased(allowed: Tensor, options: Options) -> Tensor:
-    """Where a code may be other than 0: a bias of -inf hides it."""
-    if options.get("bias") is None:
-        return allowed
-    return allowed & (bias_by_pair(options["bias"], *allowed.shape[2:]) > -math.inf)
-
-
 def code(q: Tensor, k: Tensor, allowed: Tensor, normalise: str, options: Options) -> Tensor:
     """(b h t s), before dropout; `options["code"]`, if it is given."""
     if options.get("code") is not None:
         return options["code"]
-    a, allowed = scores(q, k, options), unbiased(allowed, options)
+    a = scores(q, k, options)
     if options.get("sinks") is not None:  # one key more, whose code is dropped
         sinks = options["sinks"][:, None, None].expand(*a.shape[:3], 1)
         a = softmax(torch.cat((a, sinks), 3), torch.cat((allowed, torch.ones_like(allowed[..., :1])), 3), 3)[..., :-1]
@@ -173,7 +168,6 @@ def disentangled(x: Options, allowed: Tensor, options: Options) -> Tensor:
 
 
 def abstractor(x: Options, allowed: Tensor, options: Options) -> Tensor:
-    allowed = unbiased(allowed, options)
     a = options.get("code")
     if a is None:
         a = relation(scores(x["q"], x["k"], options), options.get("act", "softmax"), allowed)

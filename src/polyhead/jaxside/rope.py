@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from polyhead.jaxside.call import Array
 from polyhead.jaxside.latent_code import wide
 from polyhead.spec import LAYOUTS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import check_number, one_of, shaped
 
 
 @shaped
@@ -26,6 +26,7 @@ def rope(
     Array([0.540..., 0.841...], dtype=float32)
     """
     one_of("rope", "layout", layout, LAYOUTS)
+    check_number("rope", "theta", theta, 0, above=True)
     x = jnp.asarray(x)
     positions = jnp.asarray(positions)
     if x.shape[-1] % 2:

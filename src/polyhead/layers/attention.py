@@ -28,7 +28,7 @@ from polyhead.layers.symbols import build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, tapped
 from polyhead.ops.call import AttentionCall, Masks, Packed, both
 from polyhead.ops.latent_code import at_least_float32, dense
-from polyhead.spec.shapes import check_layer, check_rate, check_window, shaped
+from polyhead.spec.shapes import check_count, check_rate, check_window, shaped
 
 Positions = config.Position | nn.ModuleDict | None
 
@@ -66,7 +66,10 @@ class MultiHeadAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_layer("MultiHeadAttention", dim, causal)
+        check_count("MultiHeadAttention", "dim", dim)
+        check_count("MultiHeadAttention", "max_length", max_length)
+        if not isinstance(causal, bool):  # "no" would count as True
+            raise ValueError(f"MultiHeadAttention: causal must be True or False but is {causal!r}")
         check_rate("MultiHeadAttention", dropout)
         placement = Placement(device=device, dtype=dtype)
         heads = config.head_list("MultiHeadAttention", heads)
@@ -134,7 +137,9 @@ class MultiHeadAttention(nn.Module):
         self.rotary: nn.ModuleDict | None = None
         self.relative: RelativePositionBias | AlibiBias | None = None
         if isinstance(positions, nn.ModuleDict):
-            self.rotary = positions
+            self.rotary, widths = positions, {str(size.dim) for size in self.sizes}
+            if not widths <= positions.keys():
+                raise ValueError(f"MultiHeadAttention: heads of widths {widths} need rotary tables, got {[*positions]}")
         elif isinstance(positions, config.Rotary):
             self.rotary = rotary_tables(positions, [heads], self.dim, self.max_length, placement.get("device"))
         elif positions is not None:

@@ -13,6 +13,9 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from polyhead.ops.readable import is_cheap_to_read
+from polyhead.spec.shapes import check_count
+
 # The attribute by which a layer is known to caches. It gets one in its first call with a cache, not when it is made:
 # layers are often deep copies of one that was never called.
 NAME = "_name_in_caches"
@@ -216,8 +219,7 @@ class Cache:
     """
 
     def __init__(self, layers: int) -> None:
-        if layers < 1:
-            raise ValueError(f"Cache: layers must be at least 1 but is {layers}")
+        check_count("Cache", "layers", layers)
         self.layers = tuple(LayerCache() for _ in range(layers))
 
     @property
@@ -245,14 +247,16 @@ class Cache:
         Raises ValueError if a single sequence would become several: what all sequences share looks like one of them.
         """
         rows = torch.as_tensor(rows)
-        if len(rows) and (rows.dtype == torch.bool or rows.is_floating_point()):
-            raise ValueError(f"Cache: rows must be indices of sequences but are {rows.dtype}")
+        if rows.ndim != 1 or (len(rows) and (rows.dtype == torch.bool or rows.is_floating_point())):
+            raise ValueError(f"Cache: rows must be indices of sequences but are {rows.dtype} {tuple(rows.shape)}")
         rows = rows.long()  # an empty list is one of floats
         batch = max(layer.batch for layer in self.layers)
         if batch == 1 and len(rows) > 1:
             raise ValueError(
                 f"Cache: the cache of one sequence cannot become that of {len(rows)}: repeat the inputs instead"
             )
+        if batch and is_cheap_to_read(rows) and any(row not in range(batch) for row in rows.tolist()):
+            raise ValueError(f"Cache: rows must be indices of its {batch} sequences but are {rows.tolist()!r:.40}")
         for layer in self.layers:
             layer.reorder(rows, batch)
 

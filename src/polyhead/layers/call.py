@@ -88,7 +88,7 @@ class LayerCall:
 
     def held(self, pairs: Tensor | None) -> Tensor | None:
         """A mask, bias or dropout mask over all keys so far, cut to the keys that the cache still holds."""
-        if pairs is None or self.gone == 0 or pairs.shape[-1] == 1:
+        if pairs is None or self.gone == 0 or pairs.shape[-1] == 1 < self.gone + self.s:
             return pairs
         return pairs[..., self.gone :]
 

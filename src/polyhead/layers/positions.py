@@ -22,18 +22,18 @@ from polyhead import config
 from polyhead.layers.device import Device, Placement
 from polyhead.layers.heads.sizes import sizes_of
 from polyhead.layers.projection import distances
-from polyhead.ops.call import sequence_of
+from polyhead.ops.call import sequence_ranges
 from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.rope import check_even, check_range, check_shape, rope, rope_angles, rotate
 from polyhead.spec import LAYOUTS
-from polyhead.spec.shapes import check_number, one_of
+from polyhead.spec.shapes import check_count, check_number, one_of
 
 __all__ = ["AlibiBias", "LearnedPositions", "RelativePositionBias", "RotaryEmbedding", "SinusoidalPositions"]
 
 
 def starts_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "t"]:
     """For each of `t` packed tokens the first row of its sequence; rows after the last sequence form one more."""
-    return cu_seqlens[sequence_of(cu_seqlens, t)]
+    return sequence_ranges(cu_seqlens, t)[0]
 
 
 def places_in(cu_seqlens: Int[Tensor, "_"], t: int) -> Int[Tensor, "1 t"]:
@@ -118,6 +118,7 @@ class RotaryEmbedding(nn.Module):
         super().__init__()
         one_of("RotaryEmbedding", "layout", layout, LAYOUTS)
         check_even("RotaryEmbedding", dim)
+        check_count("RotaryEmbedding", "max_length", max_length)
         check_number("RotaryEmbedding", "theta", theta, 0, above=True)
         self.dim, self.theta, self.max_length, self.layout = dim, float(theta), max_length, layout
         self.table = Constant(functools.partial(_angle_table, dim, self.theta, max_length), device, dtype)
@@ -293,8 +294,7 @@ class AlibiBias(PositionBias):
 
     def __init__(self, heads: int, **placement: Unpack[Placement]) -> None:
         super().__init__()
-        if heads < 1:
-            raise ValueError(f"AlibiBias: heads must be at least 1 but is {heads}")
+        check_count("AlibiBias", "heads", heads)
         self.heads = heads
         self.slopes = Constant(functools.partial(alibi_slopes, heads), **placement)
 
@@ -309,6 +309,7 @@ class LearnedPositions(nn.Module):
 
     def __init__(self, max_length: int, dim: int, **placement: Unpack[Placement]) -> None:
         super().__init__()
+        check_count("LearnedPositions", "max_length", max_length)
         self.max_length, self.dim = max_length, dim
         self.table = nn.Parameter(torch.empty(max_length, dim, **placement))
         self.reset_parameters()
@@ -342,6 +343,7 @@ class SinusoidalPositions(nn.Module):
     def __init__(self, max_length: int, dim: int, theta: float = 1e4, **placement: Unpack[Placement]) -> None:
         super().__init__()
         check_even("SinusoidalPositions", dim)
+        check_count("SinusoidalPositions", "max_length", max_length)
         check_number("SinusoidalPositions", "theta", theta, 0, above=True)
         self.max_length, self.dim, self.theta = max_length, dim, float(theta)
         self.table = Constant(functools.partial(_sinusoidal_table, dim, self.theta, max_length), **placement)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from polyhead.layers.device import Placement
 from polyhead.layers.heads.sizes import Sizes
+from polyhead.ops.precision import autocast_dtype
 
 # A group's part of the projection: "q" (b t h d), "k" (b s g d) and "v" (b s g e).
 Rows = dict[str, Tensor]
@@ -76,8 +77,12 @@ def widths_of(sizes: Sequence[Sizes]) -> list[int]:
 def project(qkv: Any, sizes: Sequence[Sizes], x: Tensor, context: Tensor | None, *, senders: bool = True) -> list[Rows]:
     """Each group's queries from `x`, and keys and values from `context` (None: from `x`).
 
-    `senders=False`: queries only.
+    `senders=False`: queries only.  Raises ValueError for another dtype than that of the weights, without autocast.
     """
+    for name, tokens in (("x", x), ("context", context)):
+        if tokens is not None and plain(qkv) and tokens.dtype != qkv.weight.dtype and autocast_dtype(x) is None:
+            kinds = f"{qkv.weight.dtype}, as its weights, but is {tokens.dtype}"
+            raise ValueError(f"MultiHeadAttention: {name} must be {kinds}")
     widths = widths_of(sizes)
     if context is None:
         parts = list(qkv(x).split(widths, dim=-1))

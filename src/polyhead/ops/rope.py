@@ -13,7 +13,7 @@ from torch import Tensor
 from polyhead.ops.latent_code import at_least_float32
 from polyhead.ops.readable import is_readable
 from polyhead.spec import LAYOUTS
-from polyhead.spec.shapes import one_of, shaped
+from polyhead.spec.shapes import check_number, one_of, shaped
 
 
 @shaped
@@ -26,13 +26,14 @@ def rope(
     `positions` are integers from 0 and broadcast to `x.shape[:-1]`: `(t,)` for x `(b t d)`, `(t, 1)` or `(b, t, 1)` for
     `(b t h d)`.  Angles and products are in at least float32; the result has the dtype of `x`.
 
-    Raises ValueError for an odd width, an unknown layout, positions that do not fit, and (in eager mode only, because
-    it reads data) a negative position.
+    Raises ValueError for an odd width, an unknown layout, a theta of 0 or less, positions that do not fit, and (in
+    eager mode only, because it reads data) a negative position.
 
     >>> rope(torch.tensor([1.0, 0.0]), torch.tensor(1))         # one pair, turned by one radian
     tensor([0.5403, 0.8415])
     """
     one_of("rope", "layout", layout, LAYOUTS)
+    check_number("rope", "theta", theta, 0, above=True)
     check_even("rope", x.shape[-1])
     check_shape("rope", positions, tuple(x.shape[:-1]))
     check_range("rope", positions)

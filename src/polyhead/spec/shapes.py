@@ -69,12 +69,13 @@ def check_rate(caller: str, rate: float) -> None:
         raise ValueError(f"{caller}: dropout must be in [0, 1) but is {rate}")
 
 
-def check_layer(caller: str, dim: object, causal: object) -> None:
-    """Raise ValueError unless `dim` is an integer of at least 1 and `causal` is a bool: "no" would count as True."""
-    if isinstance(dim, bool) or not isinstance(dim, numbers.Integral) or dim < 1:
-        raise ValueError(f"{caller}: dim must be an integer of at least 1 but is {dim!r}")
-    if not isinstance(causal, bool):
-        raise ValueError(f"{caller}: causal must be True or False but is {causal!r}")
+def check_count(caller: str, name: str, value: object) -> int:
+    """`value` as an integer.  Raises ValueError for anything else, and for an integer below 1."""
+    # The plain test comes first: torch.compile cannot trace the other one.
+    is_integer = type(value) is int or (isinstance(value, numbers.Integral) and not isinstance(value, bool))
+    if not is_integer or value < 1:  # type: ignore[operator]
+        raise ValueError(f"{caller}: {name} must be an integer of at least 1 but is {value!r}")
+    return int(value)  # type: ignore[call-overload]
 
 
 def check_heads(caller: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -86,13 +87,7 @@ def check_heads(caller: str, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 def check_window(caller: str, window: object) -> int | None:
     """`window` as an integer, or None.  Raises ValueError for anything else, and for an integer below 1."""
-    if window is None:
-        return None
-    # The plain test comes first: torch.compile cannot trace the other one.
-    is_integer = type(window) is int or (isinstance(window, numbers.Integral) and not isinstance(window, bool))
-    if not is_integer or window < 1:  # type: ignore[operator]
-        raise ValueError(f"{caller}: window must be an integer of at least 1 but is {window!r}")
-    return int(window)  # type: ignore[call-overload]
+    return None if window is None else check_count(caller, "window", window)
 
 
 def check_masks(caller: str, masks: Any, b: int, t: int, s: int, is_readable: Callable[[Any], bool]) -> None:

@@ -211,7 +211,7 @@ MISTAKES = {
     )(*[torch.zeros(2, 5, 12)] * 3, attn_mask=torch.zeros(5, 5).bool()),
     "heads must add up to num_heads = 4, got 2": lambda: polyhead_attention(heads=ph.Hyla(2)),
     "inputs must be (b t m) or (t m), not nested": lambda: call(query=torch.zeros(12)),
-    "m = 12 but x (b t m) = (2, 5, 11)": lambda: call(query=torch.zeros(2, 5, 11)),
+    "key must have a last axis of 12 but is (2, 5, 11)": lambda: call(key=torch.zeros(2, 5, 11)),
     "is_causal says what attn_mask is, but attn_mask is None": lambda: call(is_causal=True),
     "attn_mask must be Boolean or floating of shape (5, 5) or (8, 5, 5) but is torch.int64 (5, 5)": lambda: call(
         attn_mask=torch.ones(5, 5).long()

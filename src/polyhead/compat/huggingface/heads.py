@@ -55,6 +55,7 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
 
     `from_pretrained(folder, config=with_heads(...))` reads an ordinary checkpoint into such a model.
     """
+    holder = _classes(_type_of(config))[0]
     by_layer = [heads] if isinstance(heads, Mechanism) else list(heads)
     if all(isinstance(group, Mechanism) for group in by_layer):
         by_layer = [by_layer] * config.num_hidden_layers
@@ -62,7 +63,7 @@ def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     if None in by_layer and name in NAMES and name != "polyhead_softmax":
         raise ValueError(f"heads: layers without heads of their own would lose {name!r}; set 'sdpa' for it first")
     config = copy.deepcopy(config)
-    config.__class__ = _classes(config.model_type.removeprefix(PREFIX))[0]
+    config.__class__ = holder
     before = dict(enumerate(config.polyhead_heads or ()))
     config.polyhead_heads = []
     for layer, groups in enumerate(by_layer):
@@ -87,17 +88,21 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     relations and symbols; symbols are mapped by a copy of their rows of v_proj.  The model gets a copy of its
     configuration that has the heads, so it can be saved.  Swap before a model is wrapped (PEFT).
 
-    Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for heads that do not match the model,
-    which is then unchanged.
+    Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for layers and heads that do not match
+    it.  The model is then unchanged.
     """
-    config: Any = model.config
+    config: Any = getattr(model, "config", None)
+    network = _classes(_type_of(config))[1]
     groups = head_list("swap_heads", heads)
-    indices = range(config.num_hidden_layers)
+    count = config.num_hidden_layers
+    indices = range(count)
     if layers is None:
         layers = indices
+    layers = list(layers)
+    if not set(layers) <= set(range(-count, count)):
+        raise ValueError(f"swap_heads: layers must be indices of the model's {count} layers but are {layers!r:.40}")
     chosen = [indices[layer] for layer in layers]
     # The class of the model must be the one that the new class extends: a subclass would lose its own code.
-    network = _classes(config.model_type.removeprefix(PREFIX))[1]
     if type(model) not in (network, network.__mro__[2]):
         raise ValueError(f"swap_heads: the model must be a {network.__mro__[2].__name__}, got {type(model).__name__}")
     if any(isinstance(group, SymbolHeads) for group in groups) and any(p.is_meta for p in model.parameters()):
@@ -184,9 +189,18 @@ def _by_layer(module: Any, *tensors: Any, **options: Any) -> tuple[Tensor, None]
     return _by_name(name, heads, module, *tensors, **options)
 
 
+def _type_of(config: Any) -> str:
+    """The model type of a configuration, with heads or without.  Raises ValueError for anything else."""
+    if not hasattr(config, "model_type"):
+        raise ValueError(f"heads: the model must be one of transformers but its config is a {type(config).__name__}")
+    return config.model_type.removeprefix(PREFIX)
+
+
 @functools.cache
 def _classes(model_type: str) -> tuple[type, type]:
     """Create and register the configuration and model classes with heads: subclasses of those of `model_type`."""
+    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(f"heads: the model must be a causal language model of transformers, {model_type!r} is none")
     base = CONFIG_MAPPING[model_type]
     parent: Any = MODEL_FOR_CAUSAL_LM_MAPPING[base]
     check_type(parent.__name__, model_type, BY_LAYER)

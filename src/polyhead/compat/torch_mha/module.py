@@ -127,9 +127,9 @@ class MultiheadAttention(MultiHeadAttention):
         a wrong hint then gives another result.
         """
         # Equal inputs stay one tensor.
-        x = self._batch_first(query)
-        keys = x if key is query else self._batch_first(key)
-        values = keys if value is key else self._batch_first(value)
+        x = self._batch_first("query", query, self.embed_dim)
+        keys = x if key is query and self.kdim == self.embed_dim else self._batch_first("key", key, self.kdim)
+        values = keys if value is key and self.vdim == self.kdim else self._batch_first("value", value, self.vdim)
         call = call_of(self, x, None if keys is x else keys, positions=None, first=None, cu_seqlens=None, cache=None)
 
         # PyTorch believes the hint only where it returns no weights, and aligns differently if t != s.
@@ -181,10 +181,12 @@ class MultiheadAttention(MultiHeadAttention):
             y = y.transpose(0, 1)
         return y, code
 
-    def _batch_first(self, x: Tensor) -> Tensor:
+    def _batch_first(self, name: str, x: Tensor, width: int) -> Tensor:
         """(b t m) from an input, which may be (t b m), or (t m) for one sequence."""
-        if x.is_nested or x.ndim not in (2, 3):
+        if not isinstance(x, Tensor) or x.is_nested or x.ndim not in (2, 3):
             raise ValueError(f"{NAME}: inputs must be (b t m) or (t m), not nested: set enable_nested_tensor=False")
+        if x.shape[-1] != width:
+            raise ValueError(f"{NAME}: {name} must have a last axis of {width} but is {tuple(x.shape)}")
         if x.ndim == 2:
             return x[None]
         return x if self.batch_first else x.transpose(0, 1)
