@@ -15,8 +15,8 @@ from some import some
 
 from polyhead import config
 from polyhead.config import Experts, Hyla, Linear, RelativeBias, Run, Softmax, Train, TransformerConfig, digest
-from polyhead.config.checked import Checked, field_types
 from polyhead.papers.recipes import RECIPES
+from polyhead.spec.checked import Checked, field_types
 from polyhead.tasks import KINDS, FuzzyLogic
 
 

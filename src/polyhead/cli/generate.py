@@ -45,8 +45,8 @@ def generate(
     """
     import torch
 
-    from polyhead.config.checked import MAX_INT
     from polyhead.models.generate.text import stream_text
+    from polyhead.spec.checked import MAX_INT
     from polyhead.tasks.text.tokens import codec_of
     from polyhead.train import load_model, read_config
     from polyhead.train.device import pick_device

@@ -4,9 +4,10 @@ mechanisms.py: groups of heads.  components.py: positions, feed-forward layers, 
 of the literature.  run.py: TransformerConfig, Train, Run.  serial.py: from JSON values.
 """
 
-from polyhead.config.checked import non_semantic as non_semantic, to_dict as to_dict
 from polyhead.config.components import *  # noqa: F403
 from polyhead.config.mechanisms import *  # noqa: F403
 from polyhead.config.mechanisms import SymbolHeads as SymbolHeads, Symbols as Symbols, SymbolSource as SymbolSource
 from polyhead.config.rivals import *  # noqa: F403
 from polyhead.config.run import *  # noqa: F403
+from polyhead.config.serial import to_dict as to_dict
+from polyhead.spec.checked import non_semantic as non_semantic

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from polyhead.config.checked import Amount, Checked, Closed, Count, Positive, choice
 from polyhead.spec import ACTS, LAYOUTS
+from polyhead.spec.checked import Amount, Checked, Closed, Count, Positive, choice
 
 __all__ = ["Alibi", "Classes", "Experts", "FeedForward", "Input", "Learned", "Logits", "Mlp", "Output", "Patches"]
 __all__ += ["Position", "RelativeBias", "Rotary", "Sinusoidal", "Swiglu", "Tokens", "Values", "Vectors"]
@@ -16,7 +16,12 @@ Act = Annotated[str, choice(ACTS)]
 
 @dataclass(frozen=True)
 class Rotary(Closed):
-    """Rotary embedding of q and k.  `interleaved` rotates pairs (2j, 2j+1), `half` rotates pairs (j, j + d/2)."""
+    """Rotary embedding of q and k.
+
+    Attributes:
+        theta: Base of the frequencies: pair j turns by position * theta^(-2j/d).
+        layout: "interleaved" rotates the pairs (2j, 2j+1), "half" the pairs (j, j + d/2).
+    """
 
     theta: Positive = 1e4
     layout: Annotated[str, choice(LAYOUTS)] = "interleaved"
@@ -24,8 +29,13 @@ class Rotary(Closed):
 
 @dataclass(frozen=True)
 class RelativeBias(Closed):
-    """T5 relative bias, one table per layer; by default as many buckets as positions, as in the HYLA paper's code:
-    the nearer half has one each, others are logarithmic.  Keys after the query share bucket 0, unless bidirectional."""
+    """T5 relative bias, one table per layer; the nearer half of distances has a bucket each, others are logarithmic.
+
+    Attributes:
+        buckets: Rows of the table; None: as many as positions, as in the HYLA paper's code.
+        max_distance: Larger distances share the last bucket; None: the number of positions.
+        bidirectional: Keys after the query have buckets of their own; else they share bucket 0.
+    """
 
     buckets: Count | None = None
     max_distance: Count | None = None
@@ -53,7 +63,12 @@ Position = Rotary | RelativeBias | Alibi | Learned | Sinusoidal
 # -------------------------------------------------------------------------------------------------- feed-forward layers
 @dataclass(frozen=True)
 class Mlp(Closed):
-    """Two linear maps with `act` between them.  `hidden` defaults to 4 x width."""
+    """Two linear maps with an activation between them.
+
+    Attributes:
+        hidden: Width between the maps; None: 4 x width of the model.
+        act: identity, relu, gelu, gelu_tanh or silu.
+    """
 
     hidden: Count | None = None
     act: Act = "gelu"
@@ -62,7 +77,11 @@ class Mlp(Closed):
 
 @dataclass(frozen=True)
 class Swiglu(Closed):
-    """W2(silu(W1 x) * W3 x).  `hidden` defaults to the multiple of 64 nearest to 8/3 width."""
+    """W2(silu(W1 x) * W3 x).
+
+    Attributes:
+        hidden: Rows of W1 and W3; None: the multiple of 64 nearest to 8/3 width of the model.
+    """
 
     hidden: Count | None = None
     bias: bool = False
@@ -70,14 +89,22 @@ class Swiglu(Closed):
 
 @dataclass(frozen=True)
 class Experts(Closed):
-    """Mixture of expert MLPs: the top k of a linear gate without noise, weighted by the softmax over those k."""
+    """Mixture of expert MLPs: the top k of a linear gate without noise, weighted by the softmax over those k.
+
+    Attributes:
+        experts: How many experts there are.
+        top_k: How many experts a token has.
+        hidden: Hidden width of an expert; None: 4 x width of the model.
+        act: identity, relu, gelu, gelu_tanh or silu.
+        balance: Weight of the loss that balances the load.
+    """
 
     experts: Count = 4
     top_k: Count = 2
     hidden: Count | None = None
     act: Act = "gelu"
     bias: bool = True
-    balance: Amount = 0.01  # weight of the load-balance loss
+    balance: Amount = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -91,7 +118,12 @@ FeedForward = Mlp | Swiglu | Experts
 # --------------------------------------------------------------------------------------------------------------- inputs
 @dataclass(frozen=True)
 class Tokens(Checked):
-    """Integer tokens (b t) through an embedding table of `count` rows; `scaled` multiplies them by sqrt(width)."""
+    """Integer tokens (b t) through an embedding table.
+
+    Attributes:
+        count: Size of the vocabulary.
+        scaled: Multiply the embeddings by sqrt(width).
+    """
 
     count: Count
     scaled: bool = False
@@ -108,8 +140,13 @@ class Vectors(Checked):
 @dataclass(frozen=True)
 class Patches(Checked):
     """Images (b c height width) cut into patches, each through a linear map: one token per patch, row by row.
-    `image`: channels, height, width; `patch`: height, width.  `norm`: LayerNorms before and after the map.
-    `class_token`: a learned token before all patches."""
+
+    Attributes:
+        image: Channels, height and width of an image.
+        patch: Height and width of a patch.
+        norm: LayerNorms before and after the map.
+        class_token: A learned token before all patches.
+    """
 
     image: tuple[Count, Count, Count]
     patch: tuple[Count, Count]
@@ -134,7 +171,13 @@ Input = Tokens | Vectors | Patches
 # -------------------------------------------------------------------------------------------------------------- outputs
 @dataclass(frozen=True)
 class Logits(Checked):
-    """`count` logits per position; `tied` reuses the token table, `scaled` divides by sqrt(width) (HYLA's code)."""
+    """Logits at each position.
+
+    Attributes:
+        count: Size of the vocabulary.
+        tied: Use the token table as the map.
+        scaled: Divide the logits by sqrt(width), as HYLA's code does.
+    """
 
     count: Count
     bias: bool = False
@@ -144,7 +187,7 @@ class Logits(Checked):
 
 @dataclass(frozen=True)
 class Values(Checked):
-    """`size` real numbers per position."""
+    """Real numbers at each position, `size` of them."""
 
     size: Count = 1
     bias: bool = True
@@ -152,7 +195,12 @@ class Values(Checked):
 
 @dataclass(frozen=True)
 class Classes(Checked):
-    """`count` logits per sequence, (b 1 count), from the mean over its tokens or from the first (`pool="class"`)."""
+    """Logits of a sequence, (b 1 count).
+
+    Attributes:
+        count: Number of classes.
+        pool: "mean" reads the mean over all tokens, "class" the first token.
+    """
 
     count: Count
     pool: Annotated[str, choice(("mean", "class"))] = "mean"

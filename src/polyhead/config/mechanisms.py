@@ -5,9 +5,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from polyhead.config.checked import Checked, Count, LayerCount, Positive, choice, non_semantic
 from polyhead.config.components import Act
 from polyhead.spec import NETWORKS, NORMALISE, POOLS, RELATION_ACTS, RELATION_INIT
+from polyhead.spec.checked import Checked, Count, LayerCount, Positive, choice, non_semantic
 
 __all__ = ["Abstractor", "Disentangled", "Hyla", "Linear", "Mechanism", "Pooled", "PositionSymbols"]
 __all__ += ["Relational", "RelationalSymbols", "RelativeSymbols", "Softmax", "SymbolicAttention"]
@@ -20,20 +20,23 @@ Normalise = Annotated[str, choice(NORMALISE)]
 
 @dataclass(frozen=True)
 class Mechanism(Checked):
-    """A group of heads of one kind; `dim` (query/key) and `value_dim` of a head are by default width // total heads.
-    `kv_heads`: of grouped attention.  `share`: queries and keys are those of the group before it in the list."""
+    """A group of heads of one kind.
+
+    Attributes:
+        heads: How many heads of queries the group has.
+        dim: Width of the queries and keys of a head; None: width of the model // all its heads.
+        value_dim: Width of the values of a head; None: likewise.
+        kv_heads: How many heads of keys and values the heads of queries share; None: one each.
+        share: Take queries and keys from the group before it in the list.
+        impl: auto, or one of `polyhead list implementations`.
+    """
 
     heads: Count = 8
     dim: Count | None = None
-    """Width of the queries and keys of a head."""
     value_dim: Count | None = None
-    """Width of the values of a head."""
     kv_heads: Count | None = None
-    """How many heads of keys and values the heads of queries share; None: one each."""
     share: bool = False
-    """Take queries and keys from the group before it in the list."""
     impl: str = non_semantic("auto")
-    """auto, or one of `polyhead list implementations`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,8 +53,10 @@ class Mechanism(Checked):
 class Softmax(Mechanism):
     """Softmax attention (Vaswani et al. 2017).
 
-    `softcap`: scores x become softcap tanh(x / softcap), as in Gemma 2.  `sinks`: each head learns the score of a
-    further key without a value (GPT-OSS).  `gate`: outputs times sigmoid(W x), x the layer's input (Qwen3-Next).
+    Attributes:
+        softcap: Scores x become softcap tanh(x / softcap), as in Gemma 2.
+        sinks: Each head learns the score of a further key without a value (GPT-OSS).
+        gate: Outputs are multiplied by sigmoid(W x), where x is the layer's input (Qwen3-Next).
     """
 
     softcap: Positive | None = None
@@ -61,7 +66,12 @@ class Softmax(Mechanism):
 
 @dataclass(frozen=True)
 class Linear(Mechanism):
-    """Linear attention: scores without softmax.  `act` is the activation of the values."""
+    """Linear attention: scores without softmax.
+
+    Attributes:
+        normalise: How scores become the code: a name of `spec.NORMALISE`.
+        act: Activation of the values: identity, relu, gelu, gelu_tanh or silu.
+    """
 
     normalise: Normalise = "identity"
     act: Act = "identity"
@@ -69,7 +79,13 @@ class Linear(Mechanism):
 
 @dataclass(frozen=True)
 class Hyla(Mechanism):
-    """Hypernetwork linear attention (Schug et al., eq. 6; `value_depth=2` is the deep value network of eq. 10)."""
+    """Hypernetwork linear attention (Schug et al., eq. 6).
+
+    Attributes:
+        normalise: How scores become the latent code: a name of `spec.NORMALISE`.
+        act: Activation of the value network: identity, relu, gelu, gelu_tanh or silu.
+        value_depth: Hidden layers of the value network; 2 is the deep value network of eq. 10.
+    """
 
     normalise: Normalise = "rms_heads"
     act: Act = "relu"
@@ -80,9 +96,13 @@ class Hyla(Mechanism):
 class Pooled(Mechanism):
     """HYLA with another pooling of the keys (proposed in words by Schug et al., section 7).
 
-    `network`: what has a value network.  "pair": their outputs are pooled.  "query": its first layer reads the keys,
-    then hidden layers and codes are pooled.  "sequence": one code of the whole sequence chooses the operation of all
-    queries, so such heads are not causal.
+    Attributes:
+        normalise: How scores become the latent code: a name of `spec.NORMALISE`.
+        act: Activation of the value network: identity, relu, gelu, gelu_tanh or silu.
+        pool: max, mean or sum.
+        network: What has a value network.  "pair": their outputs are pooled.  "query": its first layer reads the keys,
+            then hidden layers and codes are pooled.  "sequence": one code of the whole sequence chooses the operation
+            of all queries, so such heads are not causal.
     """
 
     normalise: Normalise = "rms_heads"
@@ -99,7 +119,11 @@ class Pooled(Mechanism):
 @dataclass(frozen=True)
 class Symbols(Checked):
     """The base class of sources of symbols: the values of relational heads, which identify a token.
-    `dim`: width of a symbol, by default the model's.  `shared`: one source for all layers instead of one per layer."""
+
+    Attributes:
+        dim: Width of a symbol; None: that of the model.
+        shared: One source for all layers, instead of one per layer.
+    """
 
     dim: Count | None = None
     shared: bool = True
@@ -109,8 +133,11 @@ class Symbols(Checked):
 class SymbolicAttention(Symbols):
     """Each token retrieves from a library of `count` learned symbols by softmax attention over their templates.
 
-    `heads` defaults to 4, or to the greatest common divisor of 4 and the widths.  `trainable`: learn the library, not
-    only the templates.  `once`: symbols come from the embedded input, for all layers, not from each layer's input.
+    Attributes:
+        count: Symbols of the library.
+        heads: Heads of that attention; None: 4, or the greatest common divisor of 4 and the widths.
+        trainable: Learn the library, not only the templates.
+        once: Symbols come from the embedded input, for all layers, not from each layer's input.
     """
 
     count: Count = 64
@@ -123,8 +150,12 @@ class SymbolicAttention(Symbols):
 class RelationalSymbols(SymbolicAttention):
     """Symbolic attention that reads a token's relations to its neighbours instead of the token.
 
-    `neighbours`: tokens before it (and, unless causal, after it).  `relations`: inner products per neighbour.
-    `normalise`: softmax of each over the neighbours.  `causal` None: as in the model.
+    Attributes:
+        neighbours: How many tokens before it, and unless causal after it, are neighbours.
+        relations: Inner products per neighbour.
+        include_self: A token is its own neighbour, too.
+        normalise: Softmax of each relation over the neighbours.
+        causal: No neighbours after the token; None: as in the model.
     """
 
     neighbours: LayerCount = 2
@@ -141,7 +172,11 @@ class PositionSymbols(Symbols):
 
 @dataclass(frozen=True)
 class RelativeSymbols(Symbols):
-    """A learned symbol for each offset of key and query; larger offsets are clipped to `distance`, if given."""
+    """A learned symbol for each offset of key and query.
+
+    Attributes:
+        distance: Larger offsets are clipped to it; None: no offset is.
+    """
 
     distance: Count | None = None
 
@@ -154,8 +189,10 @@ SymbolSource = SymbolicAttention | RelationalSymbols | PositionSymbols | Relativ
 class SymbolHeads(Mechanism):
     """The base class of heads whose values are symbols.
 
-    `symbols`: PositionSymbols also work for cross-attention, and limit a sequence to `max_length` tokens.  `hidden`:
-    queries, keys and relations come from an MLP of the token with a hidden layer of this width (gelu), not linear maps.
+    Attributes:
+        symbols: Their source.  PositionSymbols also work for cross-attention, and limit a sequence to `max_length`.
+        hidden: Queries, keys and relations come from an MLP of the token with a hidden layer of this width (gelu);
+            None: from linear maps.
     """
 
     symbols: SymbolSource = PositionSymbols()
@@ -171,9 +208,13 @@ class SymbolHeads(Mechanism):
 class Relational(SymbolHeads):
     """Relational attention (Altabaa and Lafferty 2024): heads retrieve symbols, and relations to the tokens they read.
 
-    A pair has `relations` inner products (default: one per head) of width `relation_dim` (default: heads x value_dim //
-    relations), shared by the heads.  `symmetric`: queries and keys use one map.  `relation_init`: "balanced" has the
-    variance of normal symbols; "paper" is uniform within relations ** -0.5, "package" over sqrt(value_dim).
+    Attributes:
+        relations: Inner products of a pair, shared by the heads; None: one per head.
+        relation_dim: Width of an inner product; None: heads x value_dim // relations.
+        relation_act: Activation of relations: a name of `spec.RELATION_ACTS`.
+        symmetric: Queries and keys of relations use one map.
+        relation_init: "balanced" has the variance of normal symbols; "paper" is uniform within relations ** -0.5,
+            "package" over sqrt(value_dim).
     """
 
     relations: Count | None = None
@@ -185,7 +226,13 @@ class Relational(SymbolHeads):
 
 @dataclass(frozen=True)
 class Disentangled(SymbolHeads):
-    """Disentangled relational cross-attention: each head weights symbols by attention times its own relation."""
+    """Disentangled relational cross-attention: each head weights symbols by attention times its own relation.
+
+    Attributes:
+        relation_dim: Width of the inner product; None: that of the queries.
+        relation_act: Activation of relations: a name of `spec.RELATION_ACTS`.
+        symmetric: Queries and keys of relations use one map.
+    """
 
     relation_dim: Count | None = None
     relation_act: RelationAct = "identity"
@@ -194,7 +241,11 @@ class Disentangled(SymbolHeads):
 
 @dataclass(frozen=True)
 class Abstractor(SymbolHeads):
-    """Relational cross-attention of the Abstractor (Altabaa et al. 2024); `act` other than softmax is pointwise."""
+    """Relational cross-attention of the Abstractor (Altabaa et al. 2024).
+
+    Attributes:
+        act: Softmax over the keys, or a pointwise activation: a name of `spec.RELATION_ACTS`.
+    """
 
     act: RelationAct = "softmax"
 

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from polyhead.config.checked import LARGEST, Checked, Count, LayerCount, Rate
 from polyhead.config.components import Classes, Input, Patches
 from polyhead.config.mechanisms import PositionSymbols, RelationAct, RelativeSymbols, SymbolSource
+from polyhead.spec.checked import LARGEST, Checked, Count, LayerCount, Rate
 
 __all__ = ["AbstractorConfig", "CoRelNetConfig", "PrediNetConfig"]
 
@@ -43,8 +43,12 @@ class Objects(Checked):
 
 @dataclass(frozen=True)
 class CoRelNetConfig(Objects):
-    """CoRelNet (Kerg et al. 2022): a classifier that reads only the inner products of its objects.  `hidden`: of the
-    MLP that embeds each, default 4 x dim.  `softmax`: normalise each row of inner products, as in the paper."""
+    """CoRelNet (Kerg et al. 2022): a classifier that reads only the inner products of its objects.
+
+    Attributes:
+        hidden: Hidden width of the MLP that embeds an object; None: 4 x dim.
+        softmax: Normalise each row of inner products, as in the paper.
+    """
 
     hidden: Count | None = None
     softmax: bool = True
@@ -52,8 +56,12 @@ class CoRelNetConfig(Objects):
 
 @dataclass(frozen=True)
 class PrediNetConfig(Objects):
-    """PrediNet (Shanahan et al. 2020): each head retrieves two objects and compares them along `relations` directions.
-    `key_dim`: by default dim // heads."""
+    """PrediNet (Shanahan et al. 2020): each head retrieves two objects and compares them along some directions.
+
+    Attributes:
+        relations: Directions of a head.
+        key_dim: Width of the keys; None: dim // heads.
+    """
 
     heads: Count = 16
     relations: Count = 8
@@ -64,9 +72,13 @@ class PrediNetConfig(Objects):
 class AbstractorConfig(Checked):
     """The original Abstractor (Altabaa et al. 2024): a stream of symbols that reads objects only through relations.
 
-    With `outputs` it is a classifier; without them it is the encoder of a `TransformerConfig`.  `head_dim` defaults to
-    dim (as in the authors' code), `hidden` of the feed-forward layers to 2 x dim.  `act`: of the relations.
-    `self_attention`: symbols first attend to each other.  `encoder_layers`: transformer blocks before its own layers.
+    Attributes:
+        outputs: Those of a classifier; None: it is the encoder of a `TransformerConfig`.
+        head_dim: Width of a head; None: dim, as in the authors' code.
+        hidden: Hidden width of feed-forward layers; None: 2 x dim.
+        act: Activation of relations: a name of `spec.RELATION_ACTS`.
+        self_attention: Symbols first attend to each other.
+        encoder_layers: Transformer blocks before its own layers.
     """
 
     inputs: Input

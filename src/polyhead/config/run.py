@@ -10,18 +10,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from polyhead.config import checked, components, mechanisms, serial
-from polyhead.config.checked import Amount, Checked, Count, LayerCount, Rate, choice, non_semantic
+from polyhead.config import components, mechanisms, serial
 from polyhead.config.components import Classes, FeedForward, Input, Mlp, Output, Patches, Position
 from polyhead.config.mechanisms import MECHANISMS, Mechanism, RelativeSymbols, Softmax, SymbolHeads, SymbolSource
 from polyhead.config.rivals import AbstractorConfig, CoRelNetConfig, PrediNetConfig
 from polyhead.spec import NORM_ORDERS, NORMS, PRESETS
+from polyhead.spec.checked import Amount, Checked, Count, Index, LayerCount, Positive, Rate, Seed, choice, non_semantic
 from polyhead.spec.files import read_values
 
 if TYPE_CHECKING:
     from polyhead.tasks.base import Task
 else:
-    from polyhead.config.checked import Task
+    from polyhead.spec.checked import Task
 
 __all__ = ["Decay", "Heads", "Model", "Run", "Train", "TransformerConfig", "check_run", "digest", "from_dict"]
 __all__ += ["head_list", "load", "save", "total_heads"]
@@ -32,10 +32,29 @@ Heads = tuple[Mechanism, ...]
 # ------------------------------------------------------------------------------------------------------ the transformer
 @dataclass(frozen=True)
 class TransformerConfig(Checked):
-    """The transformer.  `heads`: one list of head groups for all layers, or one list per layer (hybrid stacks).
+    """The transformer: an encoder, a causal decoder or, with an `encoder`, both.
 
-    With an `encoder`, every layer also attends to that model's stream through `cross_heads`: by default softmax heads,
-    as many as the layer has heads.
+    Attributes:
+        dim: Width of the model.
+        layers: How many blocks it has.
+        heads: One list of head groups for all layers, or one list per layer (hybrid stacks).
+        max_length: Most positions of tables of positions and symbols.
+        causal: A token attends to none after it.
+        norm: layer or rms.
+        norm_eps: What a norm adds to the variance.
+        norm_order: "pre" normalises the input of attention and feed-forward layers, "post" the sum after them.
+        bias: Biases on q, k, v and the output projection.
+        qk_norm: LayerNorm without bias on queries and keys, per head.
+        dropout: Dropout rate on the latent code.
+        dropout_shared: One dropout mask per layer, shared by batch and heads, instead of one per sample and head.
+        residual_dropout: Dropout rate on what a layer adds to the stream.
+        init: Initial parameters: hyla or cs336.
+        final_norm: A norm after the last block; None: with pre-norm only.
+        encoder: Every layer also attends to the stream of this model.
+        cross_heads: Heads that attend to the encoder; None: softmax heads, as many as the layer has heads.
+        window: A token attends to the tokens of its sequence that are fewer than `window` positions away.
+        checkpoint: Activation checkpointing: training saves only the inputs of blocks, and computes the rest again for
+            gradients.
     """
 
     inputs: Input
@@ -51,22 +70,16 @@ class TransformerConfig(Checked):
     norm_eps: Amount = 1e-5
     norm_order: Annotated[str, choice(NORM_ORDERS)] = "pre"
     bias: bool = False
-    """Biases on q, k, v and the output projection."""
     qk_norm: bool = False
     dropout: Rate = 0.0
-    """Dropout rate on the latent code."""
     dropout_shared: bool = False
-    """One dropout mask per layer, shared by batch and heads, instead of one per sample and head."""
     residual_dropout: Rate = 0.0
     init: Annotated[str, choice(PRESETS)] = "cs336"
     final_norm: bool | None = None
-    """A norm after the last block; None: with pre-norm only."""
     encoder: "TransformerConfig | AbstractorConfig | None" = None
     cross_heads: Mechanism | Sequence[Mechanism] | None = None
     window: Count | None = None
-    """A token attends to the tokens of its sequence that are fewer than `window` positions away."""
     checkpoint: bool = non_semantic(False)
-    """Activation checkpointing: training saves only the inputs of blocks, and computes the rest again for gradients."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,10 +189,27 @@ class Decay(Checked):
 
 @dataclass(frozen=True)
 class Train(Checked):
-    """AdamW with a linear warm-up from 0 over `warmup` steps, then a cosine that ends at `final` x lr.
+    """AdamW with a linear warm-up from 0, then a cosine.
 
-    The splits `evaluate` are scored at the end and every `eval_every` steps, on `eval_batches` batches each.
-    `log_every` and `save_every` count steps, too.  `precision`: fp32, bf16 or fp16 for products.
+    Attributes:
+        batch_size: Sequences of a step.
+        lr: Learning rate after the warm-up.
+        weight_decay: Decay of AdamW, on the parameters that `decay` names.
+        betas: Decay rates of AdamW's two moments.
+        eps: What AdamW adds to the square root of the second moment.
+        warmup: Steps of the warm-up.
+        final: The learning rate ends at `final` x lr.
+        early_floor: End the cosine `warmup` steps early (the original HYLA code counted warm-up twice).
+        clip: Largest gradient norm; None does not clip.
+        precision: fp32, bf16 or fp16 for products.
+        evaluate: Splits that are scored at the end and every `eval_every` steps.
+        accumulate: Gradient accumulation: a batch is processed in this many equal parts, with less memory and the same
+            gradient; each part draws its own dropout, and balances its own load of experts.
+        eval_batches: Batches of a score.
+        eval_every: Steps between scores.
+        log_every: Steps between rows of metrics.
+        save_every: Steps between checkpoints.
+        keep: How many of the last checkpoints are kept.
     """
 
     steps: Count = 1000
@@ -189,23 +219,18 @@ class Train(Checked):
     decay: Decay = Decay()
     betas: tuple[Rate, Rate] = (0.9, 0.999)
     eps: Amount = 1e-8
-    warmup: checked.Index = 100
+    warmup: Index = 100
     final: Amount = 0.1
     early_floor: bool = False
-    """End the cosine `warmup` steps early (the original HYLA code counted warm-up twice)."""
-    clip: checked.Positive | None = None
-    """Largest gradient norm; None does not clip."""
+    clip: Positive | None = None
     precision: Annotated[str, choice(("fp32", "bf16", "fp16"))] = "fp32"
     evaluate: tuple[str, ...] = ("iid", "compositional")
     accumulate: Count = 1
-    """Gradient accumulation: a batch is processed in this many equal parts, with less memory and the same gradient;
-    each part draws its own dropout, and balances its own load of experts."""
     eval_batches: Count = 16
     eval_every: Count = non_semantic(500)
     log_every: Count = non_semantic(50)
     save_every: Count = non_semantic(500)
     keep: Count = non_semantic(2)
-    """How many of the last checkpoints are kept."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -216,30 +241,36 @@ class Train(Checked):
 # ---------------------------------------------------------------------------------------------------------------- a run
 @dataclass(frozen=True, repr=False)
 class Run(Checked):
-    """One training run: its task, model and training.  `repr` is short; `polyhead.config.to_dict` has every field."""
+    """One training run: its task, model and training.  `repr` is short; `polyhead.config.to_dict` has every field.
+
+    Attributes:
+        name: The default folder is runs/NAME-DIGEST.
+        seed: Seed of parameters, batches and dropout.
+        device: auto, cpu, cuda or mps.
+        compile: Compile the model by torch.compile.
+        deterministic: Use deterministic algorithms only; an operation that has none raises an error.
+        threads: Threads of PyTorch on the CPU; None: as many as it takes by itself.
+        fast_products: On a CPU, compute float32 matrix products by oneDNN if a check finds that as exact.
+        folder: Where the run is written.
+        parallel: On several devices, each holds the whole model ("data") or a shard ("sharded"), and its part of the
+            batch.
+        track: Trackers beside metrics.jsonl: tensorboard, wandb.
+    """
 
     task: Task
     model: Model
     name: str = non_semantic("run")
-    """The default folder is runs/NAME-DIGEST."""
     train: Train = Train()
-    seed: checked.Seed = 0
+    seed: Seed = 0
     device: str = non_semantic("auto")
-    """auto, cpu, cuda or mps."""
     compile: bool = non_semantic(False)
-    """Compile the model by torch.compile."""
     deterministic: bool = non_semantic(False)
-    """Use deterministic algorithms only; an operation that has none raises an error."""
     threads: LayerCount | None = non_semantic(None)
-    """Threads of PyTorch on the CPU; None: as many as it takes by itself."""
     fast_products: bool = non_semantic(True)
-    """On a CPU, compute float32 matrix products by oneDNN if a check finds that as exact."""
     folder: str | None = non_semantic(None)
-    """Where the run is written."""
     parallel: Annotated[str, choice(("data", "sharded"))] = non_semantic("data")
     """On several devices: each holds the whole model ("data") or a shard ("sharded"), and its part of the batch."""
     track: tuple[str, ...] = non_semantic(())
-    """Trackers beside metrics.jsonl: tensorboard, wandb."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,7 +302,7 @@ def check_run(caller: str, run: object) -> None:
 # ------------------------------------------------------------------------------------------------- the digest and files
 def digest(config: Any) -> str:
     """Twelve hex digits of the JSON of `config` without its non-semantic fields: the id of a run, and of its folder."""
-    text = json.dumps(checked.to_dict(config, semantic=True), sort_keys=True)
+    text = json.dumps(serial.to_dict(config, semantic=True), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
@@ -281,7 +312,7 @@ _KINDS = (*MECHANISMS, *itertools.chain.from_iterable(map(typing.get_args, _UNIO
 
 def save(config: Any, path: str | pathlib.Path) -> None:
     """Write `config` as JSON."""
-    pathlib.Path(path).write_text(json.dumps(checked.to_dict(config), indent=2) + "\n", encoding="utf-8")
+    pathlib.Path(path).write_text(json.dumps(serial.to_dict(config), indent=2) + "\n", encoding="utf-8")
 
 
 def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:

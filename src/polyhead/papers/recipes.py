@@ -10,12 +10,12 @@ from dataclasses import replace
 from polyhead import extensions
 from polyhead.analysis.labels import with_field
 from polyhead.config import Run
-from polyhead.config.checked import LARGEST
 from polyhead.papers.dual import games, images, maths, objects
 from polyhead.papers.hyla import codes, counts, fuzzy, runs, scaling, tables
 from polyhead.papers.language import kinds, tokens
 from polyhead.papers.language.models import ROWS
 from polyhead.papers.outcome import Figure, Runs
+from polyhead.spec.checked import LARGEST
 from polyhead.spec.shapes import one_of
 
 Recipe = Callable[..., Run | tuple[Run, ...]]

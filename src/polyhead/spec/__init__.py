@@ -1,4 +1,5 @@
-"""Shared definitions, without torch and jax: table.py has the names of `polyhead.spec`, shapes.py checks
-sizes, optional.py imports extras, home.py finds folders, files.py and values.py treat JSON."""
+"""Shared definitions, without torch and jax: table.py has the names of `polyhead.spec`, shapes.py checks sizes,
+checked.py fields of configurations; optional.py imports extras, home.py finds folders, files.py and values.py read JSON.
+"""
 
 from polyhead.spec.table import *  # noqa: F403

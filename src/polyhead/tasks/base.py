@@ -16,8 +16,8 @@ from typing import Annotated, Any, ClassVar, TypeVar
 import torch
 from msgspec import Meta
 
-from polyhead.config import checked
 from polyhead.config.components import Input, Output
+from polyhead.spec import checked
 from polyhead.spec.shapes import one_of
 
 Item = TypeVar("Item")

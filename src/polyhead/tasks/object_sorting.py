@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Logits, Tokens, Vectors
-from polyhead.config.checked import Amount, Count, Index, choice
+from polyhead.spec.checked import Amount, Count, Index, choice
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.base import Batch, Task, Words, advance, check_draw, fork, seeded
 from polyhead.tasks.classification import ACCURACY, CHANCE
@@ -44,13 +44,18 @@ class ObjectSorting(Task):
     Objects are all concatenations of one of 4 vectors `N(0, I_4)` and one of 12 vectors `N(0, I_8)`, ordered by the
     first and then by the second.  The vectors also depend on `split_seed`.
 
-    objects: a part of the configurations of kept runs, without an effect.
+    Latents: `objects` (b t), the place of each object in the order.
 
     >>> batch = ObjectSorting(length=4).batch("iid", 2, seed=0, step=0)
     >>> batch.source.shape, batch.inputs.shape, batch.targets.shape
     (torch.Size([2, 4, 12]), torch.Size([2, 4]), torch.Size([2, 4]))
 
-    Latents: `objects` (b t), the place of each object in the order.
+    Attributes:
+        objects: A part of the configurations of kept runs, without an effect.
+        length: Objects of a sequence.
+        examples: Training sequences.
+        noise: Standard deviation of the noise of the split `novel`.
+        split_seed: Seed of the vectors and of the training sequences.
     """
 
     objects: Annotated[str, choice(("product",))] = "product"

@@ -14,7 +14,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from polyhead.config import Classes, Vectors
-from polyhead.config.checked import Count, Index, choice
+from polyhead.spec.checked import Count, Index, choice
 from polyhead.tasks.base import Batch, Words, advance, check_draw, check_split, fork, portion, seeded
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
@@ -33,13 +33,17 @@ class PairwiseOrder(Classification):
 
     (i, j) and (j, i) are assigned independently, as in the paper: training has the reverse of half of the test pairs.
 
-    split: a part of the configurations of kept runs, without an effect.
-    examples: how many training pairs are used (default: all).
+    Latents: `objects` (b 2), the place of each object in the order.
 
     >>> [len(PairwiseOrder().pairs_of(split)) for split in PairwiseOrder.splits]
     [2016, 604, 1412]
 
-    Latents: `objects` (b 2), the place of each object in the order.
+    Attributes:
+        objects: How many objects there are.
+        dim: Width of the vector of an object.
+        examples: How many training pairs are used; None: all.
+        split: A part of the configurations of kept runs, without an effect.
+        split_seed: Seed of the objects and of the division of pairs.
     """
 
     objects: Annotated[int, Meta(ge=4, le=4096)] = 64

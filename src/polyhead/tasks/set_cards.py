@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Classes, Vectors
-from polyhead.config.checked import Index
+from polyhead.spec.checked import Index
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.base import Batch, Words, advance, check_draw, check_split, fork, seeded
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
@@ -45,10 +45,14 @@ class SetCards(Classification):
 
     A card is four one-hot vectors of three numbers, one for each attribute.  Every batch shuffles the three cards.
 
+    Latents: `cards` (b 3 4), the values of the attributes; `agree` (b 4): whether an attribute fits a set.
+
     >>> SetCards().batch("train", 8, seed=0, step=0).inputs.shape
     torch.Size([8, 3, 12])
 
-    Latents: `cards` (b 3 4), the values of the attributes; `agree` (b 4): whether an attribute fits a set.
+    Attributes:
+        examples: Training triples.
+        split_seed: Seed of the training triples and of the division of triples.
     """
 
     examples: Annotated[int, Meta(ge=2, le=2 * (SETS - HELD))] = 1080  # at most half of the sets, and as many others

@@ -27,7 +27,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from polyhead.config import Values, Vectors
-from polyhead.config.checked import choice
+from polyhead.spec.checked import choice
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.base import (
     SPLITS,
@@ -87,15 +87,21 @@ class FuzzyLogic(Task):
         compositional   the held-out combinations: every term occurs in training, the combination does not
         novel           combinations of reserved terms only (mixed combinations belong to no split)
 
-    split: "covered" is random, with every known term in training, for any `split_seed`.  "legacy" and "partitionable"
-        are the splits of the original code under JAX before 0.5 (the paper's) and since 0.5.  They exist for 4
-        variables, 2 terms and the seeds (0, 1, 2, 2024).  They need not cover every term.
-    inputs: "uniform" in [0, 1).  For analysis, "fixed_context" uses the same context inputs in all sequences, with
-        targets that follow each function.
-    held_out: fraction of the combinations of known terms that are held out.  unknown: fraction of the terms reserved.
-
     >>> FuzzyLogic().batch("compositional", 8, seed=0, step=0).inputs.shape
     torch.Size([8, 32, 5])
+
+    Attributes:
+        variables: Fuzzy variables of a function.
+        terms: Terms of a function.
+        length: Tokens of a sequence, the query included.
+        held_out: Fraction of the combinations of known terms that are held out.
+        unknown: Fraction of the terms that are reserved.
+        split: "covered" is random, with every known term in training, for any `split_seed`.  "legacy" and
+            "partitionable" are the splits of the original code under JAX before 0.5 (the paper's) and since 0.5.  These
+            two exist for 4 variables, 2 terms and the seeds (0, 1, 2, 2024), and need not cover every term.
+        split_seed: Seed of the division into known and unseen combinations.
+        inputs: "uniform" in [0, 1).  For analysis, "fixed_context" uses the same context inputs in all sequences, with
+            targets that follow each function.
     """
 
     variables: Annotated[int, Meta(ge=1, le=12)] = 4

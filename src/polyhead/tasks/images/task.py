@@ -20,7 +20,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from polyhead.config import Classes, Patches
-from polyhead.config.checked import Count, Index, choice
+from polyhead.spec.checked import Count, Index, choice
 from polyhead.spec.home import located
 from polyhead.tasks import record
 from polyhead.tasks.base import Batch, Words, advance, check_draw, fork, portion, shuffled, stream
@@ -42,17 +42,23 @@ class Images(Classification):
     `split_seed` decides which images are held out.  The batches of one seed walk through a split; each pass has a new
     random order and shows every image once.  In a held-out split the last batch of a pass may be short.
 
-    data: "digits" (1797 images of 8 x 8, part of scikit-learn); "cifar10" or "cifar100", the binary version in
-        `folder`.
-    patch, shift, flip: None takes (2, 1, False) for digits, (4, 4, True) for CIFAR.
-    size: a part of the digests of kept runs, without an effect.
-    folder: part of the run's digest, because another folder may hold other images.
+    Latents, (b): `label`; `image`, its index in its file.
 
     >>> Images().batch("train", 16, seed=0, step=0).inputs.shape
     torch.Size([16, 1, 8, 8])
 
-    Latents, (b): `label`; `image`, its index in its file.
-    Raises ValueError for images that are missing when they are read.
+    Attributes:
+        data: "digits" (1797 images of 8 x 8, part of scikit-learn); "cifar10" or "cifar100", the binary version in
+            `folder`.
+        patch: Height and width of a patch; None: 2 for digits, 4 for CIFAR.
+        shift: Most pixels by which a training image is shifted; None: 1 for digits, 4 for CIFAR.
+        flip: Whether half of the training images are mirrored; None: for CIFAR only.
+        size: A part of the digests of kept runs, without an effect.
+        split_seed: Seed of the images that are held out.
+        folder: Where CIFAR is.  It is a part of the run's digest, because another folder may hold other images.
+
+    Raises:
+        ValueError: For images that are missing when they are read.
     """
 
     data: Annotated[str, choice(SOURCES)] = "digits"

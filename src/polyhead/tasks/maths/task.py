@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Logits, Tokens, non_semantic
-from polyhead.config.checked import Count, choice
+from polyhead.spec.checked import Count, choice
 from polyhead.spec.home import located
 from polyhead.spec.shapes import one_of, shaped
 from polyhead.tasks import record
@@ -42,16 +42,20 @@ class Maths(Task):
 
     No question is in two splits: a hash of its text decides between train, validation and iid.
 
-    difficulty: "easy", "medium", "hard", or "mixed": a third of each, as in the papers.
-    question, answer: most characters of each; longer ones are replaced.  They fix the shapes of all batches.
-    data: "generated" uses our generators.  "original" reads the published files in `folder`: train from
-        `train-easy/MODULE.txt` etc., iid from `interpolate`, novel from `extrapolate` (only for modules with a file
-        there; none of our five has one).
-    pool: a part of the configurations of kept runs, without an effect.
-
     >>> task = Maths("calculus__differentiate", "easy")
     >>> print(*task.texts(task.batch("train", 1, seed=0, step=0))[0])
     What is the first derivative of -19*n**4 + 18*n**3 - 7*n**2? -76*n**3 + 54*n**2 - 14*n
+
+    Attributes:
+        module: The kind of question, one of `modules.MODULES`, or of the published files.
+        difficulty: "easy", "medium", "hard", or "mixed": a third of each, as in the papers.
+        question: Most characters of a question.  Longer ones are replaced, so all batches have one shape.
+        answer: Most characters of an answer, likewise.
+        data: "generated" uses our generators.  "original" reads the published files in `folder`: train from
+            `train-easy/MODULE.txt` etc., iid from `interpolate`, novel from `extrapolate` (only for modules with a file
+            there; none of our five has one).
+        pool: A part of the configurations of kept runs, without an effect.
+        folder: Where the published files are.
     """
 
     module: str = "algebra__linear_1d"

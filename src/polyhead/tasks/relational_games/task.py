@@ -30,7 +30,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from polyhead.config import Classes, Patches, non_semantic
-from polyhead.config.checked import Index, choice
+from polyhead.spec.checked import Index, choice
 from polyhead.spec.home import located
 from polyhead.tasks import record
 from polyhead.tasks.base import Batch, Words, advance, check_draw, fork, seeded
@@ -66,13 +66,18 @@ class RelationalGames(Classification):
         validation, iid    fresh images of pentominoes, none of them in the training set
         novel              hexominoes and stripes in turn; `novel_hexominoes` and `novel_stripes` have one kind alone
 
-    data: "generated", or "original": the published npz files in `folder` (see original.py).  Their only ground truth is
-        the class, so `latents` is empty; the images of pentominoes are divided among the splits.
+    Latents are (b 9), one entry a cell: `shapes` and `colours`, -1 in an empty cell; `cells`, 1 where an object is.
 
     >>> RelationalGames("between").batch("novel", 8, seed=0, step=0).inputs.shape
     torch.Size([8, 3, 36, 36])
 
-    Latents are (b 9), one entry a cell: `shapes` and `colours`, -1 in an empty cell; `cells`, 1 where an object is.
+    Attributes:
+        game: "same", "occurs", "xoccurs", "between" or "match_pattern".
+        examples: How many training images there are.
+        split_seed: Seed of the training images.
+        data: "generated", or "original": the published npz files in `folder` (see original.py).  Their only ground
+            truth is the class, so `latents` is empty; the images of pentominoes are divided among the splits.
+        folder: Where the published files are.
     """
 
     game: Annotated[str, choice(GAMES)] = "same"

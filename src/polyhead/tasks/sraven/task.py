@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Logits, Vectors
-from polyhead.config.checked import Count, choice
+from polyhead.spec.checked import Count, choice
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.base import (
     SPLITS,
@@ -92,16 +92,20 @@ class Sraven(Task):
         compositional   the held-out multisets: every rule occurs in training, the combination does not
         novel           with a single feature, instead of compositional: the held-out rules
 
-    split: "covered" is random, with every rule in training, for any `split_seed`.  "legacy" and "partitionable" are the
-        splits of the original code under JAX before 0.5 (the paper's) and since 0.5.  They exist for 4 features and
-        the seeds (0, 1, 2, 2024).
-    held_out: fraction of the multisets that are held out.
-    grid: rows and columns of panels, 3 in the paper.
-    permuted: whether columns permute their features.  If not, features are in the order of their rules.
-    reject_ambiguous: a part of the configurations of kept runs, without an effect.
-
     >>> Sraven().batch("compositional", 16, seed=0, step=0).inputs.shape
     torch.Size([16, 36, 8])
+
+    Attributes:
+        features: Features of a panel, each with a rule.
+        values: Values that a feature can have.
+        grid: Rows and columns of panels, 3 in the paper.
+        held_out: Fraction of the multisets that are held out.
+        split: "covered" is random, with every rule in training, for any `split_seed`.  "legacy" and "partitionable" are
+            the splits of the original code under JAX before 0.5 (the paper's) and since 0.5.  These two exist for 4
+            features and the seeds (0, 1, 2, 2024).
+        split_seed: Seed of the division into known and unseen multisets.
+        permuted: Whether columns permute their features.  If not, features are in the order of their rules.
+        reject_ambiguous: A part of the configurations of kept runs, without an effect.
     """
 
     features: Count = 4

@@ -23,7 +23,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from polyhead.config import Logits, Tokens, non_semantic
-from polyhead.config.checked import Count
+from polyhead.spec.checked import Count
 from polyhead.spec.home import located
 from polyhead.tasks import record
 from polyhead.tasks.base import Baseline, Batch, Task, Words, check_draw, check_split, stream
@@ -44,16 +44,23 @@ class Text(Task):
         validation    whole documents, `held_out` of all bytes, to select hyper-parameters
         iid           equally many others, for reported scores
 
-    data: "stdlib", the sources of Python's standard library on this machine, without tests, 11 MB; a file; a folder, of
-        which files with a usual suffix are read (`sources.SUFFIXES`); "hub:OWNER/NAME/CONFIG", streamed from the
-        Hugging Face Hub through `datasets`: the first `limit` bytes of its `column`.
-    tokenizer: "bytes"; "bpe:4096", a byte-level byte-pair encoding with 4096 tokens, trained on the training text; a
-        tokenizer.json of `tokenizers`; or one of the Hub, such as "hub:openai-community/gpt2".
-
     The windows of a held-out split score each token but the first once, in a shuffled order that is the same for every
     seed.  Scores are comparable only with the same `fingerprint`: another Python version has another standard library.
 
-    Raises ValueError for invalid settings, and for text that is missing when it is read.
+    Attributes:
+        data: "stdlib", the sources of Python's standard library on this machine, without tests, 11 MB; a file; a
+            folder, of which files with a usual suffix are read (`sources.SUFFIXES`); "hub:OWNER/NAME/CONFIG", streamed
+            from the Hugging Face Hub through `datasets`.
+        length: Tokens of a window.
+        tokenizer: "bytes"; "bpe:4096", a byte-level byte-pair encoding with 4096 tokens, trained on the training text;
+            a tokenizer.json of `tokenizers`; or one of the Hub, such as "hub:openai-community/gpt2".
+        held_out: Fraction of all bytes in each of the two held-out splits.
+        limit: How many bytes of the Hub's text are read, from its start.
+        column: The column of the Hub's table that holds the text.
+        folder: Where the tokenised text is kept.
+
+    Raises:
+        ValueError: For invalid settings, and for text that is missing when it is read.
     """
 
     data: str = "stdlib"

@@ -1,4 +1,4 @@
-"""The base classes of configurations: msgspec checks the fields in the constructor; `to_dict` gives JSON values."""
+"""The base classes of configurations and tasks: msgspec checks the fields in the constructor."""
 
 import dataclasses
 import functools
@@ -10,8 +10,6 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-
-from polyhead.extensions import kind_of
 
 # ------------------------------------------------------------------------------------------------------ types of fields
 MAX_INT = 2**63 - 1  # a larger integer is neither a size nor a seed
@@ -32,26 +30,9 @@ def choice(names: Iterable[str]) -> Meta:
     return Meta(pattern=rf"^({'|'.join(names)})\Z")
 
 
-# ------------------------------------------------------------------------------------------------ fields and the digest
 def non_semantic(default: Any) -> Any:
     """A field that cannot change the result of a run; it is omitted from the digest."""
     return dataclasses.field(default=default, kw_only=True, metadata={"semantic": False})
-
-
-def to_dict(config: Any, *, semantic: bool = False) -> Any:
-    """`config` as JSON values: a dataclass becomes an object with its class name under "kind".
-
-    `semantic`: omit the fields that cannot change the result of a run.
-    """
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        values = {"kind": kind_of(type(config))}
-        for field in dataclasses.fields(config):
-            if not semantic or field.metadata.get("semantic", True):
-                values[field.name] = to_dict(getattr(config, field.name), semantic=semantic)
-        return values
-    if isinstance(config, (list, tuple)):
-        return [to_dict(item, semantic=semantic) for item in config]
-    return config
 
 
 # ----------------------------------------------------------------------------------------------------- the base classes
