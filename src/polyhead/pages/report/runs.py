@@ -201,8 +201,6 @@ def _entry(folder: pathlib.Path) -> Entry:
         return Entry(folder, run, tuple(rows), None, tuple(notes), diverged)
     for split, scores in result.scores.items():
         for name, value in scores.items():
-            if not isinstance(value, (int, float)):
-                raise ValueError(f"report: {folder / store.RESULT}: {split}.{name} must be a number")
             if finite(value) is None:
                 notes.append(f"{folder.name}: {name} on {split} is not finite and is left out.")
     return Entry(folder, run, tuple(rows), result, tuple(notes))
