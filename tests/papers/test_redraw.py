@@ -146,3 +146,14 @@ def test_what_cannot_be_drawn_again_is_refused_in_one_line(write_results, tmp_pa
     (folder / "results.json").write_text(json.dumps(before))
     with pytest.raises(ValueError, match=r"1 of its \d+ runs are not of this version's recipe; train them again"):
         redraw(folder)
+
+
+def test_nothing_of_a_results_file_is_taken_for_html_or_steers_a_terminal(write_results):
+    folder, before = write_results("fig-5c")
+    (folder / "results.json").write_text(json.dumps(before | {"title": "<b>\x1b[31m"}))
+    redraw(folder)
+    assert (folder / "README.md").read_text().startswith("# &lt;b&gt;\\x1b[31m\n")
+    for name in ("command", "environment", "training_seconds"):
+        (folder / "results.json").write_text(json.dumps(before | {name: ()}))
+        with pytest.raises(ValueError, match=r"^reproduce: .*results.json is damaged \(\w+Error: .*\)$"):
+            redraw(folder)

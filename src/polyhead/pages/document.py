@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from polyhead.analysis import canvas
+from polyhead.train.messages import escape
 from polyhead.train.store.files import path_in_errors, write
 
 # What a browser lets a page do: run its own scripts and show its own pictures, but ask nobody.
@@ -44,12 +45,18 @@ class HtmlPage:
         return str(frame.format(self.text))
 
 
+def _visible(value: object) -> object:
+    """A string with control characters as escapes: they could hide a part of a command.  Markup passes as it is."""
+    return escape(value) if type(value) is str else value
+
+
 @cache
 def _templates() -> jinja2.Environment:
     """All templates of the package, by their paths in it."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("polyhead", ""),
         autoescape=True,
+        finalize=_visible,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
