@@ -32,5 +32,5 @@ def test_a_result_with_huge_integers_is_damaged(tmp_path, field):
     else:
         result[field] = HUGE
     (folder / "result.json").write_text(json.dumps(result))
-    with pytest.raises(Damaged, match="not a result .int too large to convert to float"):
+    with pytest.raises(Damaged, match=r"not a result \(int too large to convert to float\)"):
         written([folder], tmp_path / "report.html")
