@@ -110,8 +110,10 @@ MISTAKES = {
     f"cs336.load: missing {DOWN}, {HEAD}": lambda: loading((DOWN, HEAD)),
     f"cs336.load: missing {HEAD}; unknown head.weight": lambda: loading([HEAD], {"head.weight": torch.zeros(50, 16)}),
     f"cs336.load: {DOWN} must be (16, 64) but is (64, 16)": lambda: loading(changes={DOWN: torch.zeros(64, 16)}),
-    "cs336: the number of heads must divide the width 16 but is 5": lambda: loading(heads=5),
-    "num_heads must divide d_model = 16 but is 3": lambda: cs336.MultiHeadSelfAttention(16, 3),
+    "cs336: the number of heads must divide the width 16 but is None": lambda: loading(heads=None),
+    "cs336.load: a state dict must come, got a list": lambda: cs336.load([], heads=2, theta=1e4, context=8),
+    "transformer_lm: tokens must be of a": lambda: textbook.transformer_lm(torch.ones(3).byte(), {}, 1, 1),
+    "num_heads must divide d_model = 16 but is 2.0": lambda: cs336.MultiHeadSelfAttention(16, 2.0),
     "MultiHeadSelfAttention: token_positions need max_seq_len and theta": lambda: cs336.MultiHeadSelfAttention(16, 2)(
         torch.zeros(1, 3, 16), torch.arange(3)
     ),

@@ -198,6 +198,7 @@ def transformer_block(
     return x + swiglu(rms_norm(x, weights["ln2.weight"]), *feedforward)
 
 
+@shaped
 def transformer_lm(
     tokens: Int[Tensor, "... t"],
     weights: Mapping[str, Tensor],
