@@ -73,7 +73,7 @@ def probe(
     ValueError: fewer than two classes to fit, an empty part, parts that share items, or codes that are not finite.
     """
     x, y = finite(codes, "probe"), as_array(labels)
-    fit, held_out = _indices(train, len(x)), _indices(test, len(x))
+    fit, held_out = _indices("train", train, len(x)), _indices("test", test, len(x))
     if not len(fit) or not len(held_out):
         raise ValueError(f"probe: both parts need items but train has {len(fit)} and test {len(held_out)}")
     num_shared = len(np.intersect1d(fit, held_out))
@@ -97,15 +97,18 @@ def probe(
         return float(score), predictions
 
     f1, predictions = fitted(y[fit])
-    chance, _ = fitted(np.random.default_rng(seed).permutation(y[fit]))
+    chance, _ = fitted(np.random.default_rng(seed % 2**64).permutation(y[fit]))
     return Probe(f1, chance, len(held_out), len(occurring), predictions)
 
 
-def _indices(index: Index, n: int) -> Array:
-    """The numbers of the chosen ones of n items."""
-    if not isinstance(index, slice):
-        index = as_array(index) if len(index) else slice(0)  # NumPy takes [] for floats
-    return np.arange(n)[index]
+def _indices(name: str, index: Index, n: int) -> Array:
+    """The numbers of the chosen ones of n items.  Raises ValueError, which calls them `name`."""
+    try:
+        if not isinstance(index, slice):
+            index = as_array(index) if len(index) else slice(0)  # NumPy takes [] for floats
+        return np.arange(n)[index]
+    except (IndexError, TypeError) as error:
+        raise ValueError(f"probe: {name} must choose among {n} items ({error})") from None
 
 
 def draws(
