@@ -207,6 +207,8 @@ def test_a_query_that_is_no_token_unknown_pairs_and_no_sequence_are_refused() ->
         query_codes(model, TASK, "iid", 4, query=torch.tensor(0.5))
     with refusing("query_codes: unknown pairs 'last_rwo'; did you mean 'last_row'?"):
         query_codes(model, RAVEN, "iid", 4, pairs="last_rwo")
+    with refusing("query_codes: pairs must be (query, key) positions, such as [(-1, 0)], got (1, 2)"):
+        query_codes(model, TASK, "iid", 4, pairs=(1, 2))
     with refusing("query_codes: sequences must be at least 1 but is 0"):
         query_codes(model, TASK, "iid", 0)
 

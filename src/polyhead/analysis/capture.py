@@ -113,7 +113,7 @@ def codes(
         groups = (groups[within("codes", "group", group, len(groups))],)
     if isinstance(q_index, INTEGER) and isinstance(k_index, INTEGER):
         return codes(taps, [int(q_index)], [int(k_index)], group=group)[:, 0]
-    if isinstance(q_index, INTEGER) or isinstance(k_index, INTEGER) or len(q_index) != len(k_index):
+    if not np.ndim(q_index) == np.ndim(k_index) == 1 or len(q_index) != len(k_index):
         raise ValueError(
             f"codes: q_index and k_index must be two integers or two lists of one length, got {q_index!r}, {k_index!r}"
         )

@@ -146,6 +146,8 @@ def query_codes(
     check_number("query_codes", "sequences", sequences, 1)
     if isinstance(pairs, str):
         pairs = task.pairs[one_of("query_codes", "pairs", pairs, task.pairs)]
+    if np.shape(pairs)[1:] != (2,):
+        raise ValueError(f"query_codes: pairs must be (query, key) positions, such as [(-1, 0)], got {pairs!r}")
     query_indices, key_indices = map(list, zip(*pairs, strict=True))
     batches = list(draws(task, split, sequences, seed=seed, purpose=purpose, device=device))
     num_padded = 0
