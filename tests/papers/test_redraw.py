@@ -92,13 +92,18 @@ def write_results(study_of, tmp_path, monkeypatch):
 def test_verdicts_and_baselines_are_of_today(write_results, monkeypatch):
     folder, before = write_results("fig-5c")
     monkeypatch.setattr(outcome, "BASELINE_SEQUENCES", 100)
-    before["verdicts"], before["head"] = [], ["old"]
+    before |= {"verdicts": [], "head": ["old"], "title": "<b>\x1b[31m"}
     (folder / "results.json").write_text(json.dumps(before))
     redraw(folder / "results.json")
     after = json.loads((folder / "results.json").read_text())
     assert [verdict["outcome"] for verdict in after["verdicts"]] == ["undecided"]  # two seeds
     assert after["head"] != ["old"]
     assert (after["date"], after["runs"]) == (before["date"], before["runs"])
+    assert (folder / "README.md").read_text().startswith("# &lt;b&gt;\\x1b[31m\n")
+    for name in ("command", "environment", "training_seconds"):
+        (folder / "results.json").write_text(json.dumps(before | {name: ()}))
+        with pytest.raises(ValueError, match=r"^reproduce: .*results.json is damaged \(\w+Error: .*\)$"):
+            redraw(folder)
 
 
 def test_scores_during_training_are_kept_and_drawn_again(write_results, tmp_path, monkeypatch):
@@ -146,14 +151,3 @@ def test_what_cannot_be_drawn_again_is_refused_in_one_line(write_results, tmp_pa
     (folder / "results.json").write_text(json.dumps(before))
     with pytest.raises(ValueError, match=r"1 of its \d+ runs are not of this version's recipe; train them again"):
         redraw(folder)
-
-
-def test_nothing_of_a_results_file_is_taken_for_html_or_steers_a_terminal(write_results):
-    folder, before = write_results("fig-5c")
-    (folder / "results.json").write_text(json.dumps(before | {"title": "<b>\x1b[31m"}))
-    redraw(folder)
-    assert (folder / "README.md").read_text().startswith("# &lt;b&gt;\\x1b[31m\n")
-    for name in ("command", "environment", "training_seconds"):
-        (folder / "results.json").write_text(json.dumps(before | {name: ()}))
-        with pytest.raises(ValueError, match=r"^reproduce: .*results.json is damaged \(\w+Error: .*\)$"):
-            redraw(folder)

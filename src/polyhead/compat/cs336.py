@@ -57,8 +57,7 @@ def load(state_dict: Mapping[str, Any], *, heads: int, theta: float, context: in
         if key not in state:
             raise ValueError(f"cs336.load: missing {key}")
         if state[key].ndim != 2 or not state[key].is_floating_point():
-            got = f"{state[key].dtype} {tuple(state[key].shape)}"
-            raise ValueError(f"cs336.load: {key} must be a matrix of floating numbers, got {got}")
+            raise ValueError(f"cs336.load: {key} must be a floating matrix, got {state[key].dtype} {state[key].shape}")
 
     # "layers.3.attn.q_proj.weight": the second part is the number of the layer.
     layers = set()

@@ -45,18 +45,14 @@ class HtmlPage:
         return str(frame.format(self.text))
 
 
-def _visible(value: object) -> object:
-    """A string with control characters as escapes: they could hide a part of a command.  Markup passes as it is."""
-    return escape(value) if type(value) is str else value
-
-
 @cache
 def _templates() -> jinja2.Environment:
     """All templates of the package, by their paths in it."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("polyhead", ""),
         autoescape=True,
-        finalize=_visible,
+        # Control characters could hide a part of a command.  Markup passes as it is.
+        finalize=lambda value: escape(value) if type(value) is str else value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

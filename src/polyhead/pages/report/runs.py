@@ -137,13 +137,7 @@ def finite(value: object) -> float | None:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    if abs(number) < LARGEST_SCORE:
-        return number
-    return None
+    return float(value) if abs(value) < LARGEST_SCORE else None
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
