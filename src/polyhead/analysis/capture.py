@@ -113,10 +113,12 @@ def codes(
         groups = (groups[within("codes", "group", group, len(groups))],)
     if isinstance(q_index, INTEGER) and isinstance(k_index, INTEGER):
         return codes(taps, [int(q_index)], [int(k_index)], group=group)[:, 0]
-    if not np.ndim(q_index) == np.ndim(k_index) == 1 or len(q_index) != len(k_index):
+    if np.ndim(q_index) != 1 or np.shape(q_index) != np.shape(k_index):
         raise ValueError(
             f"codes: q_index and k_index must be two integers or two lists of one length, got {q_index!r}, {k_index!r}"
         )
+    assert not isinstance(q_index, INTEGER)
+    assert not isinstance(k_index, INTEGER)
     return torch.cat([_pairs(taps_of_group, q_index, k_index) for taps_of_group in groups], dim=-1)
 
 

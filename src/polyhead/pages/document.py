@@ -51,8 +51,7 @@ def _templates() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("polyhead", ""),
         autoescape=True,
-        # Control characters could hide a part of a command.  Markup passes as it is.
-        finalize=lambda value: escape(value) if type(value) is str else value,
+        finalize=lambda value: escape(value) if type(value) is str else value,  # control characters; not in Markup
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
