@@ -25,10 +25,13 @@ def test_a_map_keeps_clouds_apart_and_repeats() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 8), (7, 1), (12, 2)])
 def test_few_codes_and_few_heads(shape: tuple[int, int]) -> None:
-    points = embed(np.random.default_rng(0).normal(size=shape))
+    codes = np.random.default_rng(0).normal(size=shape)
+    codes /= np.abs(codes).max()
+    points = embed(codes, -1)  # as the seed of a run may be
     assert points.shape == (shape[0], 2)
     assert np.isfinite(points).all()
     assert (embed(np.full(shape, 0.3)) == 0).all()  # equal codes are one point
+    assert np.array_equal(embed(2.0**450 * codes, -1), points)
 
 
 def test_similarity_of_mean_codes() -> None:
@@ -46,6 +49,8 @@ def test_mistakes_are_one_line() -> None:
     for call, message in (
         (lambda: embed(codes[:3]), "embed: a map needs at least 4 codes, got 3"),
         (lambda: embed(codes), "embed: codes must be finite but 1 of 4 are not"),
+        (lambda: embed(codes[:, :0]), "embed: codes must be (b h), at least one, but have shape (4, 0)"),
+        (lambda: similarity(1e160 * np.eye(4), labels), "means: codes must be finite but 4 of 4 are not"),
         (lambda: purity(np.eye(4), labels, neighbours=4), "purity: neighbours must be 1 to 3, fewer than the 4 codes"),
         (lambda: similarity(np.eye(3), labels), "similarity: b = 3 in codes but 4 in labels (b) = (4,)"),
     ):

@@ -62,8 +62,8 @@ def test_chance_is_the_same_probe_on_permuted_labels() -> None:
     codes, labels = clouds(700, 4, 0.3)
     parts = {"train": slice(0, 500), "test": slice(500, 700)}
     shuffled = labels.copy()
-    shuffled[:500] = np.random.default_rng(7).permutation(labels[:500])
-    result = run_probe(codes, labels, **parts, seed=7)
+    shuffled[:500] = np.random.default_rng(2**64 - 7).permutation(labels[:500])
+    result = run_probe(codes, labels, **parts, seed=-7)
     assert result.chance == run_probe(codes, shuffled, **parts).f1
     assert result.chance < 0.45 < 0.9 < result.f1
 
@@ -75,6 +75,7 @@ def test_chance_is_the_same_probe_on_permuted_labels() -> None:
         ({"labels": np.ones(300, int)}, "probe: at least 2 classes are needed in train but all labels are 1"),
         ({"train": slice(0, 0)}, "probe: both parts need items but train has 0 and test 100"),
         ({"train": slice(0, 201)}, "probe: train and test must not overlap but share 1 items"),
+        ({"train": [300]}, "probe: train must choose among 300 items (index 300 is out of bounds"),
         ({"codes": np.full((300, 3), np.nan)}, "probe: codes must be finite but 300 of 300 are not"),
     ],
 )
@@ -206,6 +207,8 @@ def test_a_query_that_is_no_token_unknown_pairs_and_no_sequence_are_refused() ->
         query_codes(model, TASK, "iid", 4, query=torch.tensor(0.5))
     with refusing("query_codes: unknown pairs 'last_rwo'; did you mean 'last_row'?"):
         query_codes(model, RAVEN, "iid", 4, pairs="last_rwo")
+    with refusing("query_codes: pairs must be (query, key) positions, such as [(-1, 0)], got (1, 2)"):
+        query_codes(model, TASK, "iid", 4, pairs=(1, 2))
     with refusing("query_codes: sequences must be at least 1 but is 0"):
         query_codes(model, TASK, "iid", 0)
 

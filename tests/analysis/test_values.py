@@ -116,6 +116,8 @@ def test_capture_reads_all_layers_without_dropout_and_leaves_the_modes(monkeypat
         (lambda taps: codes(taps, 0, -9), "codes: k_index must be an integer in [-8, 8) but is -9"),
         (lambda taps: codes(taps, 0, 0, group=3), "codes: group must be an integer in [-3, 3) but is 3"),
         (lambda taps: codes(taps, [1], np.int64(2)), "codes: q_index and k_index must be two integers or two lists"),
+        (lambda taps: codes(taps, torch.tensor(0), torch.tensor(1)), "must be two integers or two lists of one length"),
+        (lambda taps: value_network(taps, [0], [0]), "value_network: q_index and k_index must be two integers"),
         (lambda taps: codes(taps, [0.5], [0]), "codes: q_index must be an integer in [-8, 8) but is 0.5"),
         (lambda taps: value_network(taps, 0, 0, sample=2), "sample must be an integer in [-2, 2) but is 2"),
     ],

@@ -105,25 +105,25 @@ def loading(drop=(), changes=None, heads=4):
     return cs336.load(course | (changes or {}), heads=heads, theta=1e4, context=8)
 
 
-DOWN, HEAD = "layers.1.ffn.w2.weight", "lm_head.weight"
+TABLE, DOWN, HEAD, X = "token_embeddings.weight", "layers.1.ffn.w2.weight", "lm_head.weight", torch.zeros(2, 3, 8)
 MISTAKES = {
     f"cs336.load: missing {DOWN}, {HEAD}": lambda: loading((DOWN, HEAD)),
     f"cs336.load: missing {HEAD}; unknown head.weight": lambda: loading([HEAD], {"head.weight": torch.zeros(50, 16)}),
     f"cs336.load: {DOWN} must be (16, 64) but is (64, 16)": lambda: loading(changes={DOWN: torch.zeros(64, 16)}),
-    "cs336: the number of heads must divide the width 16 but is 5": lambda: loading(heads=5),
-    "num_heads must divide d_model = 16 but is 3": lambda: cs336.MultiHeadSelfAttention(16, 3),
-    "MultiHeadSelfAttention: token_positions need max_seq_len and theta": lambda: cs336.MultiHeadSelfAttention(16, 2)(
-        torch.zeros(1, 3, 16), torch.arange(3)
-    ),
+    "cs336: the number of heads must divide the width 16 but is None": lambda: loading(heads=None),
+    "cs336.load: a state dict must come, got a list": lambda: cs336.load([], heads=2, theta=1e4, context=8),
+    "must be a floating matrix, got torch.float32 torch.Size([50])": lambda: loading(changes={TABLE: torch.zeros(50)}),
+    "must be a floating matrix, got torch.int64": lambda: loading(changes={TABLE: torch.ones(50, 16).long()}),
+    "transformer_lm: tokens must be of a": lambda: textbook.transformer_lm(torch.ones(3).byte(), {}, 1, 1),
+    "num_heads must divide d_model = 16 but is 2.0": lambda: cs336.MultiHeadSelfAttention(16, 2.0),
+    "token_positions need max_seq_len and theta": lambda: cs336.MultiHeadSelfAttention(8, 2)(X, torch.arange(3)),
     "MultiHeadSelfAttention: the width must be even but is 3": lambda: cs336.MultiHeadSelfAttention(6, 2, 8, 1e4),
     "MultiHeadSelfAttention: theta must be above 0 but is -1": lambda: cs336.MultiHeadSelfAttention(8, 2, 8, -1),
     "token_positions must be (..., 3) but are (2, 1)": lambda: attend(torch.zeros(2, 1, dtype=torch.long)),
     "positions of shape (2, 1, 3) do not broadcast to (2, 3)": lambda: attend(torch.arange(3).expand(2, 1, 3)),
     "positions must be of an integer dtype but are torch.float32": lambda: attend(torch.arange(3.0)),
     "positions must be below max_seq_len = 8 but reach 8": lambda: attend(torch.arange(6, 9)),
-    "RotaryPositionalEmbedding: x must be (..., t, 8) but is (5, 4)": lambda: cs336.RotaryPositionalEmbedding(
-        1e4, 8, 16
-    )(torch.zeros(5, 4), torch.arange(5)),
+    "x must be (..., t, 4) but is (2, 3, 8)": lambda: cs336.RotaryPositionalEmbedding(1e4, 4, 9)(X, torch.arange(3)),
     "softmax: dim must be in [-2, 2) for x of shape (3, 5) but is 2": lambda: textbook.softmax(torch.zeros(3, 5), 2),
     "rotary: the width must be even but is 3": lambda: textbook.rotary(torch.zeros(1, 3), torch.arange(1)),
     "rms_norm: m = 1 in x but 8 in weight (m) = (8,)": lambda: cs336.RMSNorm(8)(torch.ones(2, 1)),
@@ -132,7 +132,7 @@ MISTAKES = {
 
 def attend(positions):
     """Attention with rotary positions over two sequences of three tokens."""
-    return cs336.MultiHeadSelfAttention(8, 2, 8, 1e4)(torch.zeros(2, 3, 8), positions)
+    return cs336.MultiHeadSelfAttention(8, 2, 8, 1e4)(X, positions)
 
 
 @pytest.mark.parametrize("line", MISTAKES)

@@ -15,6 +15,7 @@ FAULTS = {
     "no heads": ({"n_head": 0}, "must hold a causal model and its tokenizer ("),
     "a negative number of heads": ({"n_head": -2}, "must hold a causal model and its tokenizer ("),
     "more layers": ({"n_layer": 2}, "must hold all weights, but 12 are missing, first transformer.h.1."),
+    "a length that is no number": ({}, "must hold a causal model and its tokenizer ('>' not supported between"),
     "a missing weight": ({}, f"must hold all weights, but 1 are missing, first {WEIGHT}"),
 }
 
@@ -31,6 +32,8 @@ def test_a_folder_with_a_fault_is_one_line(fault, tmp_path, capsys, monkeypatch)
         weights = safetensors.torch.load_file(tmp_path / "model.safetensors")
         del weights[WEIGHT]
         safetensors.torch.save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    if fault == "a length that is no number":
+        (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": "long"}')
     monkeypatch.chdir(tmp_path)
     refusal = mistake(capsys, ["explore", str(tmp_path), "--text", "hello"])
     assert refusal.startswith("explore: ")

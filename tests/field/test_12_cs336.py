@@ -43,3 +43,5 @@ def test_a_token_outside_the_vocabulary_is_named(token):
     model = cs336.TransformerLM(50, 8, 16, 2, 4, 64)
     with refusing(f"Embedding: tokens must be in [0, 50), got {token}"):
         model(torch.tensor([[1, token]]))
+    with refusing("Embedding: token_ids must be of a signed integer dtype but is torch.uint8"):
+        model(torch.ones(50, dtype=torch.uint8))  # an index of uint8 is a mask

@@ -89,6 +89,7 @@ def test_mistakes_are_one_line():
         (lambda: model(images, mask=torch.ones(2, 1).bool()), r"mask \(b t\) must .* token, \(2, 5\), but is \(2, 1\)"),
         (lambda: model(images, tail=1), "read off all positions, so tail must be None but is 1"),
         (lambda: tokens(images), "integer tokens"),
+        (lambda: tokens(words.short()), "of int32 or int64, got torch.int16"),
         (lambda: vectors(images), r"inputs must be \(b t 3\)"),
         (lambda: ph.Patches((3, 5, 6), (2, 3)), "patches of 2 x 3 do not divide an image of 5 x 6"),
         (lambda: replace(IMAGES, outputs=ph.Classes(2, "class"), inputs=token), "class_token=True"),

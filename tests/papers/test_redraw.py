@@ -92,13 +92,18 @@ def write_results(study_of, tmp_path, monkeypatch):
 def test_verdicts_and_baselines_are_of_today(write_results, monkeypatch):
     folder, before = write_results("fig-5c")
     monkeypatch.setattr(outcome, "BASELINE_SEQUENCES", 100)
-    before["verdicts"], before["head"] = [], ["old"]
+    before |= {"verdicts": [], "head": ["old"], "title": "<b>\x1b[31m"}
     (folder / "results.json").write_text(json.dumps(before))
     redraw(folder / "results.json")
     after = json.loads((folder / "results.json").read_text())
     assert [verdict["outcome"] for verdict in after["verdicts"]] == ["undecided"]  # two seeds
     assert after["head"] != ["old"]
     assert (after["date"], after["runs"]) == (before["date"], before["runs"])
+    assert (folder / "README.md").read_text().startswith("# &lt;b&gt;\\x1b[31m\n")
+    for name in ("command", "environment", "training_seconds"):
+        (folder / "results.json").write_text(json.dumps(before | {name: ()}))
+        with pytest.raises(ValueError, match=r"^reproduce: .*results.json is damaged \(\w+Error: .*\)$"):
+            redraw(folder)
 
 
 def test_scores_during_training_are_kept_and_drawn_again(write_results, tmp_path, monkeypatch):

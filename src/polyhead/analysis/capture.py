@@ -19,6 +19,7 @@ from polyhead.tasks.base import Batch
 from polyhead.train.network import sources
 
 INTEGER = (int, np.integer)
+LARGEST = 1e150  # the square of a larger code is not finite
 
 
 def as_array(value: object) -> np.ndarray:
@@ -31,11 +32,11 @@ def as_array(value: object) -> np.ndarray:
 
 
 def finite(codes: object, function: str) -> np.ndarray:
-    """Codes (b h) in double precision.  Raises a ValueError for another rank, or if a number is not finite."""
+    """Codes (b h) in double precision.  Raises a ValueError for another rank, none, and squares that are not finite."""
     x = as_array(codes).astype(np.float64)
-    if x.ndim != 2:
-        raise ValueError(f"{function}: codes must be (b h) but have shape {x.shape}")
-    num_infinite = int((~np.isfinite(x)).any(1).sum())
+    if x.ndim != 2 or not x.size:
+        raise ValueError(f"{function}: codes must be (b h), at least one, but have shape {x.shape}")
+    num_infinite = int((~(np.abs(x) < LARGEST)).any(1).sum())
     if num_infinite:
         raise ValueError(f"{function}: codes must be finite but {num_infinite} of {len(x)} are not")
     return x
@@ -112,10 +113,12 @@ def codes(
         groups = (groups[within("codes", "group", group, len(groups))],)
     if isinstance(q_index, INTEGER) and isinstance(k_index, INTEGER):
         return codes(taps, [int(q_index)], [int(k_index)], group=group)[:, 0]
-    if isinstance(q_index, INTEGER) or isinstance(k_index, INTEGER) or len(q_index) != len(k_index):
+    if np.ndim(q_index) != 1 or np.shape(q_index) != np.shape(k_index):
         raise ValueError(
             f"codes: q_index and k_index must be two integers or two lists of one length, got {q_index!r}, {k_index!r}"
         )
+    assert not isinstance(q_index, INTEGER)
+    assert not isinstance(k_index, INTEGER)
     return torch.cat([_pairs(taps_of_group, q_index, k_index) for taps_of_group in groups], dim=-1)
 
 

@@ -32,12 +32,14 @@ def embed(codes: Float[Tensor, "b h"] | Float[Array, "b h"], seed: int = 0) -> F
 
     if x.shape[1] < 2:  # a single head: the code has one dimension
         x = np.concatenate([x, np.zeros_like(x)], axis=1)
+    if np.abs(x).max() > 1e9:  # scikit-learn's distances in float32 would overflow; a map does not depend on the scale
+        x = x / np.abs(x).max()
     rounding = 1e-12 * max(1.0, float(np.abs(x).max()))
     if np.allclose(x, x[0], rtol=0, atol=rounding):  # all codes are equal, so they share one point
         return np.zeros((len(x), 2))
     plane = PCA(2, svd_solver="full").fit_transform(x)
     start = plane / plane[:, 0].std() * 1e-4  # as small as scikit-learn's own start
-    tsne = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init=start.astype(np.float32), random_state=seed)
+    tsne = TSNE(perplexity=min(30.0, (len(x) - 1) / 3), init=start.astype(np.float32), random_state=seed % 2**32)
     with threadpool_limits(1):  # the order of sums depends on threads
         return tsne.fit_transform(x).astype(np.float64)
 

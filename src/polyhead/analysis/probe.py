@@ -73,7 +73,7 @@ def probe(
     ValueError: fewer than two classes to fit, an empty part, parts that share items, or codes that are not finite.
     """
     x, y = finite(codes, "probe"), as_array(labels)
-    fit, held_out = _indices(train, len(x)), _indices(test, len(x))
+    fit, held_out = _indices("train", train, len(x)), _indices("test", test, len(x))
     if not len(fit) or not len(held_out):
         raise ValueError(f"probe: both parts need items but train has {len(fit)} and test {len(held_out)}")
     num_shared = len(np.intersect1d(fit, held_out))
@@ -97,15 +97,19 @@ def probe(
         return float(score), predictions
 
     f1, predictions = fitted(y[fit])
-    chance, _ = fitted(np.random.default_rng(abs(seed)).permutation(y[fit]))  # of a run, a seed may be negative
+    shuffled = np.random.default_rng(seed % 2**64).permutation(y[fit])  # a run's seed may be negative
+    chance, _ = fitted(shuffled)
     return Probe(f1, chance, len(held_out), len(occurring), predictions)
 
 
-def _indices(index: Index, n: int) -> Array:
-    """The numbers of the chosen ones of n items."""
-    if not isinstance(index, slice):
-        index = as_array(index) if len(index) else slice(0)  # NumPy takes [] for floats
-    return np.arange(n)[index]
+def _indices(name: str, index: Index, n: int) -> Array:
+    """The numbers of the chosen ones of n items.  Raises ValueError, which calls them `name`."""
+    try:
+        if not isinstance(index, slice):
+            index = as_array(index) if len(index) else slice(0)  # NumPy takes [] for floats
+        return np.arange(n)[index]
+    except (IndexError, TypeError) as error:
+        raise ValueError(f"probe: {name} must choose among {n} items ({error})") from None
 
 
 def draws(
@@ -143,6 +147,8 @@ def query_codes(
     check_number("query_codes", "sequences", sequences, 1)
     if isinstance(pairs, str):
         pairs = task.pairs[one_of("query_codes", "pairs", pairs, task.pairs)]
+    if np.shape(pairs)[1:] != (2,):
+        raise ValueError(f"query_codes: pairs must be (query, key) positions, such as [(-1, 0)], got {pairs!r}")
     query_indices, key_indices = map(list, zip(*pairs, strict=True))
     batches = list(draws(task, split, sequences, seed=seed, purpose=purpose, device=device))
     num_padded = 0

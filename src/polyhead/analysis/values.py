@@ -62,6 +62,8 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
     """
     check_taps("value_network", taps)
     code = codes(taps, q_index, k_index, group=group)
+    if code.ndim != 2:
+        raise ValueError(f"value_network: q_index and k_index must be two integers, got {q_index!r}, {k_index!r}")
     sample = within("value_network", "sample", sample, len(code))
     heads = taps.groups[group]
     for role, weight in (("values", heads.w_value), ("output", heads.w_out)):

@@ -25,7 +25,7 @@ from polyhead.ops import textbook
 from polyhead.ops.readable import is_cheap_to_read
 from polyhead.ops.rope import check_even, check_range, check_shape
 from polyhead.ops.textbook import scaled_dot_product_attention, silu, softmax  # noqa: F401 (the course's names)
-from polyhead.spec.shapes import check_number
+from polyhead.spec.shapes import check_number, shaped
 
 Dtype = torch.dtype | None
 TABLE, UP = "token_embeddings.weight", "layers.0.ffn.w1.weight"
@@ -42,6 +42,8 @@ def load(state_dict: Mapping[str, Any], *, heads: int, theta: float, context: in
     Raises ValueError, which names them, for missing or unknown keys and for shapes that do not match, and for a whole
     checkpoint.
     """
+    if not isinstance(state_dict, Mapping):
+        raise ValueError(f"cs336.load: a state dict must come, got a {type(state_dict).__name__}")
     for name, value in state_dict.items():
         if isinstance(value, Mapping) and any(str(key).endswith(TABLE) for key in value):
             raise ValueError(f"cs336.load: a state dict must come, got a whole checkpoint; give its entry {name!r}")
@@ -56,6 +58,8 @@ def load(state_dict: Mapping[str, Any], *, heads: int, theta: float, context: in
     for key in (TABLE, UP):
         if key not in state:
             raise ValueError(f"cs336.load: missing {key}")
+        if state[key].ndim != 2 or not state[key].is_floating_point():
+            raise ValueError(f"cs336.load: {key} must be a floating matrix, got {state[key].dtype} {state[key].shape}")
 
     # "layers.3.attn.q_proj.weight": the second part is the number of the layer.
     layers = set()
@@ -112,7 +116,7 @@ def course_config(
     count: int, dim: int, hidden: int | None, layers: int, heads: int, *, theta: float, context: int
 ) -> TransformerConfig:
     """Return our configuration of the course's model."""
-    if heads < 1 or dim % heads:
+    if not isinstance(heads, int) or heads < 1 or dim % heads:
         raise ValueError(f"cs336: the number of heads must divide the width {dim} but is {heads}")
     return TransformerConfig(
         inputs=Tokens(count),
@@ -172,6 +176,7 @@ class Embedding(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_embeddings, embedding_dim, device=device, dtype=dtype))
         nn.init.trunc_normal_(self.weight, a=-3.0, b=3.0)
 
+    @shaped
     def forward(self, token_ids: Int[Tensor, "..."]) -> Float[Tensor, "... m"]:
         if is_cheap_to_read(token_ids) and token_ids.numel():
             for token in map(int, token_ids.aminmax()):
@@ -243,7 +248,7 @@ class MultiHeadSelfAttention(nn.Module):
         dtype: Dtype = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or d_model % num_heads:
+        if not isinstance(num_heads, int) or num_heads < 1 or d_model % num_heads:
             raise ValueError(f"MultiHeadSelfAttention: num_heads must divide d_model = {d_model} but is {num_heads}")
         if (max_seq_len is None) != (theta is None):
             raise ValueError("MultiHeadSelfAttention: rotary positions need both max_seq_len and theta")

@@ -65,7 +65,7 @@ def fill(caller: str, module: nn.Module, mappings: Sequence[TensorMapping], stat
 
 def uncompiled(state: Mapping[str, Any]) -> dict[str, Any]:
     """A state dict without the prefix `_orig_mod.` that torch.compile adds to keys, of a model or of its parts."""
-    return {key.replace("_orig_mod.", ""): value for key, value in state.items()}
+    return {str(key).replace("_orig_mod.", ""): value for key, value in state.items()}
 
 
 def tensor_of(name: str, value: Any) -> Tensor:

@@ -34,9 +34,9 @@ class TokenInput(nn.Module):
     def forward(self, tokens: Tensor) -> Float[Tensor, "b t m"]:
         if tokens.ndim == 3 and tokens.is_floating_point() and tokens.shape[-1] == self.table.embedding_dim:
             return self._scaled(tokens)
-        if tokens.ndim != 2 or tokens.is_floating_point():
+        if tokens.ndim != 2 or tokens.dtype not in (torch.int32, torch.int64):
             got = f"{tokens.dtype} {tuple(tokens.shape)}"
-            raise ValueError(f"Transformer: inputs must be integer tokens (b t), got {got}")
+            raise ValueError(f"Transformer: inputs must be integer tokens (b t) of int32 or int64, got {got}")
         try:
             return self._scaled(self.table(tokens))
         except IndexError:  # checked only after a failure: reading tokens would synchronise the device

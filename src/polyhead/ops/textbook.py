@@ -198,6 +198,7 @@ def transformer_block(
     return x + swiglu(rms_norm(x, weights["ln2.weight"]), w_1, w_2, w_3)
 
 
+@shaped
 def transformer_lm(
     tokens: Int[Tensor, "... t"], weights: Mapping[str, Tensor], num_layers: int, num_heads: int, theta: float = 1e4
 ) -> Float[Tensor, "... t c"]:

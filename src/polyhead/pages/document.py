@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from polyhead.analysis import canvas
+from polyhead.train.messages import escape
 from polyhead.train.store.files import path_in_errors, write
 
 # What a browser lets a page do: run its own scripts and show its own pictures, but ask nobody.
@@ -50,6 +51,7 @@ def _templates() -> jinja2.Environment:
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("polyhead", ""),
         autoescape=True,
+        finalize=lambda value: escape(value) if type(value) is str else value,  # control characters; not in Markup
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

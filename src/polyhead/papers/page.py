@@ -1,5 +1,6 @@
 """The files of one figure: the page index.html, README.md for GitHub, and the pictures."""
 
+import html
 import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,6 +12,7 @@ from polyhead.analysis.claims import Verdict
 from polyhead.pages.document import figure_as_svg, render
 from polyhead.papers.outcome import FigureOutcome
 from polyhead.spec.values import legal
+from polyhead.train.messages import escape
 from polyhead.train.store.files import write
 
 RESULTS, PAGE, README = "results.json", "index.html", "README.md"
@@ -97,12 +99,13 @@ def seeds_text(runs: Sequence[Mapping[str, Any]]) -> str:
 
 def readme(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcome) -> str:
     """Return the page in short as Markdown: pictures, verdicts with the numbers of their tests, and the table."""
-    lines = [f"# {about['title']}", ""]
+    title, command = html.escape(about["title"], quote=False), html.escape(about["command"], quote=False)
+    lines = [f"# {title}", ""]
     if about["runs"]:
         lines += [f"Scale {about['scale']}, {len(about['runs'])} runs, seeds {seeds_text(about['runs'])}."]
-    lines += [f"Made by `{about['command']}`; numbers in [results.json](results.json).", ""]
+    lines += [f"Made by `{command}`; numbers in [results.json](results.json).", ""]
     for picture in outcome.pictures:
-        lines += [f"![{about['title']}]({picture.stem}.svg)", "", picture.caption, ""]
+        lines += [f"![{title}]({picture.stem}.svg)", "", picture.caption, ""]
     if outcome.verdicts:
         rows = []
         for claim, word, *numbers in verdict_rows(outcome.verdicts):
@@ -116,13 +119,13 @@ def readme(folder: pathlib.Path, about: Mapping[str, Any], outcome: FigureOutcom
     if outcome.rows:
         lines += ["## Numbers", "", *markdown_table(outcome.head, outcome.rows), ""]
     lines += map("- {}".format, outcome.notes)
-    lines += [f"- Failed: {failure['name']} ({failure['error']})." for failure in about["failures"]]
+    lines += [html.escape(f"- Failed: {one['name']} ({one['error']}).", quote=False) for one in about["failures"]]
     if outcome.verdicts:
         root = "https://github.com/polyhead/polyhead/blob/main/docs/"
         if "docs" in folder.parts:
             root = "../" * (len(folder.parts) - folder.parts.index("docs") - 1)
         lines += ["", f"[claims]: {root}explain/claims.md"]
-    return "\n".join(lines).rstrip() + "\n"
+    return escape("\n".join(lines).rstrip()) + "\n"
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -221,15 +221,15 @@ def redraw(
             raise ValueError(f"reproduce: {name} has no runs; polyhead reproduce {name} computes it")
         study = study_from(about, path)
         check_folder("reproduce", target)
+        try:
+            outcome = definition.draw(study)
+        except ValueError as error:
+            needs = f"{name} is drawn from more than the final scores that {path} has ({error})"
+            raise ValueError(f"reproduce: {needs}; polyhead reproduce without --from trains its runs") from None
+        about |= outcome_as_json(outcome) | {"drawn": {"date": now(), "polyhead": version("polyhead")}}
+        return write_all(target, about, outcome), outcome
     except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"reproduce: {path} is damaged ({type(error).__name__}: {error})") from None
-    try:
-        outcome = definition.draw(study)
-    except ValueError as error:
-        needs = f"{name} is drawn from more than the final scores that {path} has ({error})"
-        raise ValueError(f"reproduce: {needs}; polyhead reproduce without --from trains its runs") from None
-    about |= outcome_as_json(outcome) | {"drawn": {"date": now(), "polyhead": version("polyhead")}}
-    return write_all(target, about, outcome), outcome
+        raise ValueError(f"reproduce: {path} is damaged ({type(error).__name__}: {error})") from error
 
 
 def study_from(about: About, path: pathlib.Path) -> Study:

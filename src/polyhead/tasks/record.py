@@ -61,7 +61,7 @@ def recorded(caller: str, folder: str | os.PathLike[str], *keys: str) -> str | N
         entry = json.loads(path.read_bytes())
         for key in keys:
             entry = entry[key]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         hint = "delete it if the data are the same as before"
         raise ValueError(f"{caller}: {path} cannot be read ({one_line(error)}); {hint}") from None
     return str(entry)

@@ -181,7 +181,7 @@ class Training:
                 if metadata.get("scaler"):
                     self.network.scaler.load_state_dict(metadata["scaler"])
                 self.step = self.saved_step = metadata["step"]
-                return float(metadata.get("seconds", 0.0))
+                return float(metadata["seconds"])
             if self.world.first:
                 print_notice(f"{self.config.name}: {problem}; the one before is used")
         if paths and self.world.first:

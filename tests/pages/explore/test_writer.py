@@ -283,4 +283,4 @@ def test_any_causal_model_of_hugging_face(tmp_path: pathlib.Path) -> None:
 def test_a_notebook_shows_the_page_of_taps():
     ids = torch.tensor([[3, 1, 4]])
     taps = capture(model_of((ph.Hyla(4),)), Batch(ids, ids, None, torch.ones(1, 3), {}))
-    assert explore.taps_page(taps, ["a", "<b>", "c"])._repr_html_().startswith("<iframe srcdoc=")
+    assert explore.taps_page(taps, [7, "<b>", "c"])._repr_html_().startswith("<iframe srcdoc=")

@@ -35,7 +35,7 @@ def test_a_damaged_corpus_is_refused(harm, folder, tmp_path):
     elif harm == "missing":
         (path / "validation.bin").unlink()
     else:
-        (path / "manifest.json").write_text("{")
+        (path / "manifest.json").write_text("[" * 100_000)
     refused(lambda: task_of(folder, tmp_path).count("iid"), rf"^Text: {path} is damaged \(.*\); delete it")
 
 

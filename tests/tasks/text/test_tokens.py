@@ -88,7 +88,7 @@ def test_a_run_folder_is_enough_to_have_its_codec(tmp_path):
     (folder / "tokenizer.json").write_text(other.text)
     message = f"the tokenizer is {other.digest}, but the model was trained with {from_folder.digest}"
     refused(lambda: codec_of(run, folder), message)
-    (folder / "data.json").write_text("{}")
+    (folder / "data.json").write_text("[" * 100_000)
     refused(lambda: codec_of(run, folder), r"data\.json cannot be read")
 
 

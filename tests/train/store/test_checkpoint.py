@@ -1,6 +1,7 @@
 """Checkpoints: the last two are kept, and a damaged one is left for the one before."""
 
 import json
+import math
 import os
 import shutil
 import zlib
@@ -9,7 +10,6 @@ import pytest
 import torch
 from run_folders import copied, damage, flip, full_disk, names, same, steps
 from safetensors.torch import load, save
-from torch.distributed.checkpoint.api import CheckpointException
 
 import polyhead as ph
 from polyhead.train import load_model, run
@@ -115,8 +115,12 @@ REFUSED = {
     "a flipped bit in its header": (lambda path: flip(path, 9), "is damaged"),
     "a flipped bit in a tensor": (lambda path: flip(path, -1), "do not match their checksum"),
     "a lost parameter": (lambda p: rewrite(p, drop=f"model/{WEIGHT}"), f"does not fit .*{WEIGHT}: missing, expected"),
-    "another parameter": (lambda p: rewrite(p, put={"model/x": torch.zeros(1)}), r"model/x: \(1,\), expected nothing"),
-    "a shape": (lambda p: rewrite(p, put={f"model/{WEIGHT}": torch.zeros(3)}), r"does not fit .*: \(3,\), expected"),
+    "another parameter": (lambda p: rewrite(p, put={"model/x": torch.zeros(1)}), "float32, expected nothing"),
+    "a shape": (lambda p: rewrite(p, put={f"model/{WEIGHT}": torch.zeros(3)}), r"fit .*: \(3,\) of .*, expected"),
+    "a dtype": (lambda p: rewrite(p, put={f"model/{WEIGHT}": torch.zeros(1, dtype=torch.int8)}), "int8, expected"),
+    "an infinite step": (lambda path: rewrite(path, step=math.inf), "is damaged"),
+    "a step below 0": (lambda path: rewrite(path, step=-1), r"is damaged.*step -1"),
+    "no seconds": (lambda path: rewrite(path, seconds=None), "is damaged"),
     "another run": (lambda path: rewrite(path, digest="0" * 12), "belongs to run 000000000000 but the folder's run is"),
     "another version": (lambda path: rewrite(path, format=99), "has format 99, expected 1"),
     "no file": (lambda path: path.unlink(), "has none of 'newest', but none at all: train it first$"),
@@ -168,7 +172,7 @@ def test_a_damaged_or_foreign_sharded_checkpoint_is_refused(sharded, tiny, tmp_p
     with pytest.raises(ValueError, match="belongs to run"):
         restore(path, "other", network)
     deeper = Network(tiny(tmp_path, layers=3), torch.device("cpu"), World.alone())
-    with pytest.raises(CheckpointException, match="Missing key"):
+    with pytest.raises(Damaged, match="does not fit the model"):
         restore(path, ph.digest(config), deeper)
     for file in sorted(path.iterdir()):
         copy = shutil.copytree(path, tmp_path / f"copy-{file.name}")

@@ -106,11 +106,15 @@ def test_nothing_is_written_through_a_link_of_a_stranger(tmp_path, stopped_run):
     assert precious.read_text() == "mine"
 
 
-@pytest.mark.parametrize("name", ["scores", "seconds", "parameters", "command"])
-def test_a_result_of_another_type_is_damaged(tmp_path, uninterrupted, name):
+WRONG = [("seconds", None), ("parameters", None), ("command", None), ("seconds", 10**400), ("parameters", 10**400)]
+WRONG += [("scores", {"iid": {"r2": "x"}}), ("scores", {"iid": {"r2": 10**400}})]
+
+
+@pytest.mark.parametrize(("name", "value"), WRONG)
+def test_a_result_of_another_type_or_with_a_huge_integer_is_damaged(tmp_path, uninterrupted, name, value):
     copied(uninterrupted, tmp_path)
     values = json.loads((tmp_path / "result.json").read_text())
-    values[name] = {"iid": {"r2": "x"}} if name == "scores" else None
+    values[name] = value
     (tmp_path / "result.json").write_text(json.dumps(values))
     with pytest.raises(ph.train.Damaged, match=r"result.json: not a result"):
         read_result(tmp_path)

@@ -87,7 +87,7 @@ def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> PageC
         notes.append(f"Of {all_tokens:,} tokens the first {count:,} are shown.")
     if numbers.has_hidden_pairs:
         notes.append("A mask or a window hides some pairs: they are shown as not visible, without numbers.")
-    words = tuple(map(visible_text, tokens[:count]))
+    words = tuple(map(visible_text, map(str, tokens[:count])))
     return PageContents(words, causal, layers, b"".join(numbers.parts), tuple(normalised), " ".join(notes))
 
 

@@ -143,13 +143,7 @@ def finite(value: object) -> float | None:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    if abs(number) < LARGEST_SCORE:
-        return number
-    return None
+    return float(value) if abs(value) < LARGEST_SCORE else None
 
 
 # ------------------------------------------------------------------------------------------------------------- reading
@@ -207,8 +201,6 @@ def _entry(folder: pathlib.Path) -> Entry:
         return Entry(folder, run, tuple(rows), None, tuple(notes), diverged)
     for split, scores in result.scores.items():
         for name, value in scores.items():
-            if not isinstance(value, (int, float)):
-                raise ValueError(f"report: {folder / store.RESULT}: {split}.{name} must be a number")
             if finite(value) is None:
                 notes.append(f"{folder.name}: {name} on {split} is not finite and is left out.")
     return Entry(folder, run, tuple(rows), result, tuple(notes))

@@ -69,7 +69,7 @@ def open_corpus(path: pathlib.Path, name: str, pieces: Pieces, tokenizer: str, c
             tokens[split] = np.empty(0, dtype)  # an empty file cannot be mapped
             if count:
                 tokens[split] = np.asarray(np.memmap(path / f"{split}.bin", dtype, "r", shape=(count,)))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"Text: {path} is damaged ({error}); delete it, and it is made again") from None
     return Corpus(tokens, codec, manifest)
 

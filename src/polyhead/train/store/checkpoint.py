@@ -12,6 +12,7 @@ Batches and dropout are pure functions of (seed, step), so no generator state is
 
 import contextlib
 import json
+import math
 import os
 import pathlib
 import zlib
@@ -164,7 +165,10 @@ def read_metadata(path: pathlib.Path, digest: str | None = None) -> dict[str, An
         if seal != zlib.crc32(json.dumps(values).encode()):
             raise ValueError("its metadata do not match their checksum")
         values |= {"format": int(values["format"]), "step": int(values["step"]), "digest": str(values["digest"])}
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        values["seconds"] = float(values.get("seconds", 0.0))
+        if values["step"] < 0 or not math.isfinite(values["seconds"]):
+            raise ValueError(f"step {values['step']} after {values['seconds']} seconds")
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise Damaged(f"checkpoint: {path} is damaged, or no checkpoint of polyhead ({one_line(error)})") from None
     if values["format"] != FORMAT:
         raise ValueError(f"checkpoint: {path} has format {values['format']}, expected {FORMAT}")
@@ -194,14 +198,18 @@ def restore(path: pathlib.Path, digest: str, network: "Network") -> dict[str, An
         _copy(tensors, dict(training_state(network)), path)
         return metadata
     from torch.distributed import checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 
     metadata = read_metadata(path, digest)
     if metadata.get("files") != _file_checksums(path, network.world):
         raise Damaged(f"checkpoint: {path} is damaged (its files do not match their checksums)")
     reader = HuggingFaceStorageReader(str(path))
-    _make_state(network, reader.read_metadata().state_dict_metadata)
-    dcp.load(_untied_state(network), storage_reader=reader, no_dist=network.world.size == 1)
+    try:
+        _make_state(network, reader.read_metadata().state_dict_metadata)
+        dcp.load(_untied_state(network), storage_reader=reader, no_dist=network.world.size == 1)
+    except (CheckpointException, SafetensorError) as error:
+        raise Damaged(f"checkpoint: {path} is damaged, or does not fit the model ({type(error).__name__})") from error
     return metadata
 
 
@@ -216,9 +224,9 @@ def _make_state(network: "Network", stored: Container[str]) -> None:
 
 
 def _copy(stored: Mapping[str, Tensor], tensors: Mapping[str, Tensor], path: pathlib.Path) -> None:
-    """Copy stored tensors into `tensors`.  Raises ValueError unless they have the same names and shapes."""
-    before = {name: tuple(value.shape) for name, value in stored.items()}
-    expected = {name: tuple(value.shape) for name, value in tensors.items()}
+    """Copy stored tensors into `tensors`.  Raises ValueError unless they have the same names, shapes and dtypes."""
+    before = {name: f"{tuple(value.shape)} of {value.dtype}" for name, value in stored.items()}
+    expected = {name: f"{tuple(value.shape)} of {value.dtype}" for name, value in tensors.items()}
     for name in sorted(before | expected):
         if before.get(name) != expected.get(name):
             text = f"{name}: {before.get(name, 'missing')}, expected {expected.get(name, 'nothing')}"

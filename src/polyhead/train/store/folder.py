@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import re
@@ -155,12 +156,14 @@ def read_result(folder: str | pathlib.Path) -> Result | None:
         for name, kind in FIELDS.items():
             if not isinstance(values[name], kind):
                 raise TypeError(f"{name} is {values[name]!r:.40}")
+        of_result = [values["seconds"], values["parameters"]]
         for split, scores in values["scores"].items():
             values["scores"][split] = numbers(scores)
-            if not all(isinstance(number, int | float) for number in values["scores"][split].values()):
-                raise TypeError("scores must be numbers")
+            of_result += values["scores"][split].values()
+        for number in of_result:
+            math.isnan(number)  # a TypeError unless it is a number, an OverflowError for an integer that no float holds
         return Result(**values, folder=path.parent)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise Damaged(f"{path}: not a result ({error})") from None
 
 
