@@ -1,7 +1,7 @@
-"""Docstrings here are plain text that reads well in a terminal; this gives them to Sphinx without changing a letter.
+"""Docstrings here are plain text with the sections of Google's style; this gives them to Sphinx.
 
 Prose stays prose, with `code` as code and nothing else as markup.  Indented lines, columns and examples keep their
-layout.
+layout.  The entries of a section become a list.
 """
 
 import re
@@ -9,6 +9,8 @@ from typing import Any
 
 MARKUP = re.compile(r"([\\*_|`<>])")
 ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises):$")
+ENTRY = re.compile(r"    (\*{0,2}\w+): (.*)")
 
 
 def is_laid_out(line: str) -> bool:
@@ -32,24 +34,57 @@ def prose(line: str) -> str:
     return made
 
 
+def sectioned(title: str, body: list[str]) -> list[str]:
+    """The list of the entries of a section; a section without names is a paragraph.
+
+    >>> sectioned("Args", ["    q: Queries", "        (b t h d)."])
+    ['', '**Args**', '', '- ``q``: Queries (b t h d).', '']
+    """
+    entries: list[str] = []
+    for line in filter(str.strip, body):
+        entry = ENTRY.match(line)
+        if entry and title not in ("Returns", "Yields"):
+            entries.append(f"- ``{entry[1]}``: {prose(entry[2])}")
+        elif entries:
+            entries[-1] += " " + prose(line.strip())
+        else:
+            entries.append(prose(line.strip()))
+    return ["", f"**{title}**", "", *entries, ""]
+
+
 def restructured(lines: list[str]) -> list[str]:
-    """The same text for docutils: prose escaped, what is laid out in literal blocks."""
+    """The same text for docutils: prose escaped, what is laid out in literal blocks, sections as lists."""
+    blocks: list[tuple[str, list[str]]] = [("", [])]
+    for line in lines:
+        section = SECTION.match(line)
+        if section:
+            blocks.append((section[1], []))
+        else:
+            blocks[-1][1].append(line)
+    made = laid_out(blocks[0][1])
+    for title, body in blocks[1:]:
+        made += sectioned(title, body)
+    return made
+
+
+def laid_out(lines: list[str]) -> list[str]:
+    """Text without sections for docutils."""
     made: list[str] = []
-    laid_out = False
+    literal = False
     for line in lines:
         if not line.strip():
             made.append("")
             continue
-        example = laid_out and made[-1:] != [""]  # what an example prints follows it
+        example = literal and made[-1:] != [""]  # what an example prints follows it
         inside = is_laid_out(line) or (example and made[-1].lstrip().startswith(">>>"))
-        if inside and not laid_out:
+        if inside and not literal:
             made += ["", ".. code-block:: text" if not line.startswith(">>>") else ".. code-block:: pycon", ""]
-        elif laid_out and not inside:
+        elif literal and not inside:
             made.append("")
         if not inside and ITEM.match(line) and made[-1:] != [""] and not (made and ITEM.match(made[-1])):
             made.append("")
         made.append(f"   {line}" if inside else prose(line))
-        laid_out = inside
+        literal = inside
     return [*made, ""]
 
 
