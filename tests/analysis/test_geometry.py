@@ -58,7 +58,6 @@ def test_mistakes_are_one_line() -> None:
             call()
 
 
-# -------------------------------------------------------------------------------------------------------------- purity
 def test_purity_by_loops() -> None:
     rng = np.random.default_rng(0)
     codes, labels = rng.normal(size=(530, 3)), rng.integers(0, 4, 530)

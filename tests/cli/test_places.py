@@ -49,7 +49,6 @@ def test_a_url_is_no_folder_of_this_machine(here, capsys, command):
     assert sorted(path.name for path in here.iterdir()) == ["file", "folder"]
 
 
-# ------------------------------------------------------------------------------------------------------------- no home
 @pytest.fixture
 def homeless(monkeypatch):
     """A user without HOME and without an entry, as in many containers."""

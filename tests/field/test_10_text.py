@@ -15,7 +15,6 @@ from polyhead.tasks.relational_games import original
 from polyhead.tasks.text import tokens
 
 
-# ---------------------------------------------------------------------------------------------------------------- files
 def test_links_that_lead_to_their_own_folder_are_not_followed(tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -27,7 +26,6 @@ def test_links_that_lead_to_their_own_folder_are_not_followed(tmp_path):
     assert sorted(texts) == sorted(path.read_bytes() for path in folder.glob("*.txt"))
 
 
-# ------------------------------------------------------------------------------------------------------------------ hub
 def test_a_null_row_of_a_data_set_is_named(tmp_path, monkeypatch):
     rows = [{"text": "one", "url": "x"}, {"text": None, "url": "y"}]
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=lambda *names, **options: rows))
@@ -37,7 +35,6 @@ def test_a_null_row_of_a_data_set_is_named(tmp_path, monkeypatch):
     refused(missing, r"^Text: hub:owner/name cannot be read \(.*row 1: 'body' is absent, not text \(of text, url\)\)$")
 
 
-# ----------------------------------------------------------------------------------------------------------- tokenizers
 def tokenizer_json(**parts):
     model = {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}
     empty = dict.fromkeys(("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder"))
@@ -82,7 +79,6 @@ def test_a_million_blanks_are_encoded():
     assert codec.encode(" " * 1_000_000) == [blank] * 1_000_000
 
 
-# ------------------------------------------------------------------------------------------------------------ npz files
 def test_an_npz_that_unpacks_to_gigabytes_is_refused_before_it_is_unpacked(tmp_path, monkeypatch):
     images, labels = np.zeros((1000, 36, 36, 3), np.uint8), np.zeros(1000, np.uint8)
     np.savez_compressed(tmp_path / "same_pentos.npz", images=images, labels=labels)

@@ -27,7 +27,6 @@ def blocks(path, language):
             yield text[: match.start()].count("\n") + 2, match[3]
 
 
-# --------------------------------------------------------------------------------------------------------------- Python
 @pytest.mark.usefixtures("quick_jax")
 @pytest.mark.parametrize("path", [path for path in DOCUMENTS if list(blocks(path, "python"))], ids=short_name)
 def test_python_blocks_run_in_order(path, tmp_path, monkeypatch):
@@ -61,7 +60,6 @@ def test_the_example_of_selecting_and_relating_keeps_its_bound():
     assert errors == sorted(errors, reverse=True)
 
 
-# ------------------------------------------------------------------------------------------------------------- commands
 def commands():
     """The words of every `polyhead ...` that a page shows."""
     lines = set()
@@ -94,7 +92,6 @@ def test_commands_on_pages_are_understood(command, tmp_path, monkeypatch, capsys
             assert word.replace("_", "-") in explained, word
 
 
-# ---------------------------------------------------------------------------------------------------------------- links
 @pytest.mark.parametrize("path", [*DOCUMENTS, *sorted((ROOT / "record").glob("*.md"))], ids=short_name)
 def test_links_lead_to_files_that_github_shows(path):
     """Anchors, and pages in no menu, are for `make docs`, where each warning is an error."""

@@ -17,7 +17,6 @@ import polyhead as ph
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 
 
-# ----------------------------------------------------------------------------------------------------------- docstrings
 def docstrings(path):
     """(name, docstring) of a file and everything in it."""
     for node in ast.walk(ast.parse(path.read_text())):
@@ -79,7 +78,6 @@ def test_examples_in_docstrings(path, doc, capsys, tmp_path, monkeypatch):
         check_example(example, namespace, capsys)
 
 
-# ------------------------------------------------------------------------------------------------------------ encodings
 COMMANDS = """
 import sys
 from polyhead.cli.dispatch import main

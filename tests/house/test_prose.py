@@ -87,10 +87,7 @@ def test_sentences_of_a_help_text_are_plain(verb):
 
 @pytest.mark.parametrize(
     ("sentence", "fault"),
-    [
-        ("HYLA has 0.1, 0.2 and 0.3.", "numbers"),
-        (" ".join(["word"] * (MAX_WORDS + 1)) + ".", "words"),
-    ],
+    [("HYLA has 0.1, 0.2 and 0.3.", "numbers"), (" ".join(["word"] * (MAX_WORDS + 1)) + ".", "words")],
 )
 def test_a_planted_fault_is_reported(sentence, fault):
     ((kind, _),) = faults(sentence)

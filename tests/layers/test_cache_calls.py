@@ -30,7 +30,6 @@ def _without_graphs():
         yield
 
 
-# -------------------------------------------------------------------------------------------------------- one layer
 @pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("heads", [[ph.Softmax(4)], [ph.Linear(4)], [ph.Softmax(2), ph.Hyla(2)]], ids=str)
 def test_another_layer_is_refused_and_adds_nothing(heads, copied):
@@ -79,7 +78,6 @@ def test_compiled_and_plain_calls_share_a_cache():
     assert_close(y, layer(x), atol=1e-10, rtol=1e-10)
 
 
-# ------------------------------------------------------------------------------------------------------ whole calls
 @pytest.mark.parametrize("mixture", [*zoo.EVERY][::3])
 @pytest.mark.parametrize("module_name", ["groups", "out"])
 def test_a_call_that_was_interrupted_adds_nothing(mixture, module_name):

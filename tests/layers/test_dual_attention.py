@@ -76,7 +76,6 @@ def test_symbols_that_are_no_tensor():
     refused(lambda: layer(x, symbols=[None, x.numpy()]), "symbols of group 1 must be a Tensor but are a ndarray$")
 
 
-# --------------------------------------------------------------------------------------------- widths, initial values
 def test_relations_are_together_as_wide_as_the_values():
     """As many relations as heads, together as wide as the heads' values; too many are one wide."""
     for relations, expected in ((None, 6), (2, 12), (5, 4), (24, 1), (50, 1)):

@@ -53,7 +53,6 @@ def test_swiglu_is_its_equation_and_64_divides_its_width(bias):
     assert [SwigluLayer(dim).w1.out_features for dim in (1, 64, 100, 1600)] == [64, 192, 256, 4288]
 
 
-# ------------------------------------------------------------------------------- mixture of experts
 def experts_oracle(moe, x):
     """Token by token, expert by expert: the output, and the balance of the load."""
     out = torch.zeros_like(x)

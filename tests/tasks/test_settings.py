@@ -20,21 +20,15 @@ REFUSED = {
         ({"split": "partitionable", "features": 3}, "split='partitionable' exists for 4 features, not for 3"),
         ({"reject_ambiguous": "code"}, "reject_ambiguous must be None but is 'code'"),
     ],
-    tasks.RelationalGames: [
-        ({"examples": 30_001}, "examples must be at most 30000 but is 30001"),
-    ],
+    tasks.RelationalGames: [({"examples": 30_001}, "examples must be at most 30000 but is 30001")],
     tasks.ObjectSorting: [
         ({"length": 49}, "length must be int <= 48 but is 49"),
         ({"length": 2, "examples": 1129}, r"examples must be at most 1128 \(half of all sequences\) but is 1129"),
     ],
-    tasks.PairwiseOrder: [
-        ({"examples": 2017}, r"examples must be at most 2016 \(pairs\) but is 2017"),
-    ],
-    tasks.SetCards: [
-        ({"examples": 1081}, "examples must be int <= 1080 but is 1081"),
-    ],
+    tasks.PairwiseOrder: [({"examples": 2017}, r"examples must be at most 2016 \(pairs\) but is 2017")],
+    tasks.SetCards: [({"examples": 1081}, "examples must be int <= 1080 but is 1081")],
     tasks.Maths: [
-        ({"module": "polynomials__ad"}, r"unknown module 'polynomials__ad'; did you mean 'polynomials__add'\?"),
+        ({"module": "polynomials__ad"}, r"unknown module 'polynomials__ad'; did you mean 'polynomials__add'\?")
     ],
     tasks.Images: [
         ({"shift": 8}, "shift must be below 8, the image's side, but is 8"),

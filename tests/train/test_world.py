@@ -51,7 +51,6 @@ def test_where_srun_gives_no_meeting_place():
         address_of_first({})
 
 
-# ----------------------------------------------------------------------------------------------------------- FSDP units
 def model(**settings):
     ends = (ph.Tokens(9), ph.Logits(9, tied=True))
     return build(ph.TransformerConfig(*ends, dim=8, layers=2, max_length=8, **settings))

@@ -54,7 +54,6 @@ def test_the_tokens_are_those_of_the_codec(codec, tmp_path):
     assert tokenizer.decode([0, *codec.encode("Ā"), 0], skip_special_tokens=True) == "Ā"
 
 
-# --------------------------------------------------------------------------------------------------------------- runs
 def language(folder, tokenizer):
     """Two steps of a small language model in `folder`/run."""
     (folder / "story.txt").write_text(STORY * 40)

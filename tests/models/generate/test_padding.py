@@ -49,7 +49,6 @@ def test_padded_rows_equal_single_ones(heads, encoding):
     compare(model, torch.cat(parts, 1), x, real)
 
 
-# ---------------------------------------------------------------------------------------------------------- windows
 WINDOWS = zoo.models(zoo.FEW, max_length=40)
 ENDS = ph.Tokens(12), ph.Logits(12)
 

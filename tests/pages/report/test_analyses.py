@@ -90,7 +90,6 @@ def test_figures_are_well_formed_and_follow_the_theme_and_ids_are_unlike(raven):
     assert len(ids) == len(set(ids))
 
 
-# ----------------------------------------------------------------------------------------------------------- attention
 def test_matrices_of_a_layer_are_those_of_look(tmp_path):
     task = RelationalGames(examples=20)
     heads = (ph.Softmax(1), ph.Relational(1, symbols=ph.SymbolicAttention(count=5), relations=3))

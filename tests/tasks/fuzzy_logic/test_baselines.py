@@ -29,7 +29,6 @@ from polyhead.tasks.fuzzy_logic.baselines import (
 )
 from polyhead.tasks.fuzzy_logic.task import zadeh
 
-# ------------------------------------------------------------------------------------------ predictions
 ESTIMATORS = {
     "context_mean": DummyRegressor(),
     "nearest_neighbour": KNeighborsRegressor(n_neighbors=1),
@@ -92,9 +91,6 @@ def test_settings_are_chosen_where_a_function_misses_itself():
         assert grid[0] < chosen < grid[-1]  # the grid holds it
 
 
-# ------------------------------------------------------------------------------------------ ceiling
-
-
 @pytest.mark.parametrize(("variables", "terms", "length"), [(4, 2, 3), (4, 2, 6), (4, 2, 16), (3, 2, 4), (4, 3, 7)])
 def test_the_ceiling_is_the_mean_over_all_functions_that_agree(variables, terms, length):
     task = FuzzyLogic(variables=variables, terms=terms, length=length)
@@ -108,7 +104,6 @@ def test_the_ceiling_is_the_mean_over_all_functions_that_agree(variables, terms,
         torch.testing.assert_close(predictions[b], values[agreeing, -1].double().mean())
 
 
-# ------------------------------------------------------------------------------------------ the surface
 def test_a_score_over_splits_is_uncertain_by_splits_and_by_sequences():
     pooled = Score.over([Score(0.6, 0.3, 10), Score(1.0, 0.1, 20)])  # s² = 0.08, mean(e²) = 0.05
     assert (pooled.mean, pooled.standard_error, pooled.count) == pytest.approx((0.8, 0.2, 30))

@@ -23,7 +23,6 @@ def test_the_original_code_gives_the_same_targets(fixtures):
     torch.testing.assert_close(outputs, torch.from_numpy(data["targets"])[..., 0], rtol=0, atol=0)
 
 
-# ------------------------------------------------------------------------------------------ batches
 @pytest.mark.parametrize("setting", [{}, {"variables": 3, "length": 9}, {"variables": 5, "terms": 3, "held_out": 0.3}])
 @pytest.mark.parametrize("split", SPLITS)
 def test_what_a_batch_holds(setting, split):
@@ -45,7 +44,6 @@ def test_what_a_batch_holds(setting, split):
     assert task.ends == (config.Vectors(task.variables + 1), config.Values(1))
 
 
-# ------------------------------------------------------------------------------------------ fixed inputs
 def test_a_fixed_context_depends_on_the_split_seed_alone_and_queries_are_free():
     """What is fitted on training functions is asked of unseen ones at the same inputs."""
     contexts = []

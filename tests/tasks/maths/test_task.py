@@ -20,7 +20,6 @@ def texts(task, split, batches=4, size=64, seed=0):
     return [pair for step in range(batches) for pair in task.texts(task.batch(split, size, seed=seed, step=step))]
 
 
-# ------------------------------------------------------------------------------------------------------------- shapes
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_batch_spells_questions_and_their_right_answers(module, split):
@@ -41,7 +40,6 @@ def test_a_batch_spells_questions_and_their_right_answers(module, split):
         assert batch.latents["answer_length"][i] == len(a)
 
 
-# ------------------------------------------------------------------------------------------------------------- splits
 def test_few_questions_are_all_seen_and_yet_none_is_shared(monkeypatch):
     """Training repeats itself here, so that a split by chance alone would be caught."""
     monkeypatch.setitem(LEVELS["algebra__linear_1d"], "easy", Level((2, 2), 4))
@@ -95,7 +93,6 @@ def test_extrapolation_is_longer_or_larger_than_training_ever_is(module, difficu
     assert max(length for length, _ in larger) <= longest
 
 
-# ------------------------------------------------------------------------------------------------------------- scores
 def test_scores_by_hand():
     task = Maths("algebra__linear_1d", "easy")
     batch = task.batch("train", 4, seed=0, step=0)

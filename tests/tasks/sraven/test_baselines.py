@@ -12,7 +12,6 @@ from polyhead.tasks.sraven.baselines import copy_left, same_slot
 NAMES = ["chance", "copy_left", "same_slot", "known_combinations", "ceiling"]
 
 
-# --------------------------------------------------------------------------------------- baselines
 def test_baselines_and_ceiling_of_the_paper_task():
     task = Sraven()
     known_scores, unseen_scores = (task.baselines(split, sequences=1000) for split in ("iid", "compositional"))
@@ -47,7 +46,6 @@ def test_same_slot_solves_what_is_not_permuted_and_copies_what_it_cannot_explain
     assert same_slot(unexplained, task).tolist() == [[5, 5, 5, 5]] == copy_left(unexplained).tolist()
 
 
-# ------------------------------------------------------------------------------------------ counts
 @pytest.mark.parametrize(("features", "grid"), [(1, 3), (2, 4), (3, 2)])
 def test_the_exact_count_of_tasks_is_that_of_what_the_generator_chooses(features, grid):
     permutations = list(itertools.permutations(range(features)))

@@ -19,7 +19,6 @@ def draw(rules, count, **fields):
     return draw_instances(task, torch.tensor([rules]).expand(count, -1), torch.Generator().manual_seed(0))[1:]
 
 
-# ------------------------------------------------------------------------------------------ the original code
 def test_the_original_codes_instances_obey_the_checker(fixtures):
     data = np.load(fixtures / "hyla_gen_raven.npz")
     for rule, grids in enumerate(data["rule_instances"].tolist()):
@@ -30,7 +29,6 @@ def test_the_original_codes_instances_obey_the_checker(fixtures):
     assert violations(data["instances"], data["latents"], straight, values=8) != []
 
 
-# ------------------------------------------------------------------------------------------ the generator
 SETTINGS = [{}, {"permuted": False}, {"features": 2, "grid": 2}, {"features": 2, "grid": 5, "values": 11}]
 
 

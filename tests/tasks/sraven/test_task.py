@@ -22,7 +22,6 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-# ------------------------------------------------------------------------------------------ batches
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 @pytest.mark.parametrize("split", SPLITS)
 def test_what_a_batch_holds(setting, split):

@@ -13,7 +13,6 @@ from polyhead.tasks.text import sources
 from polyhead.tasks.text.sources import SPLITS
 
 
-# --------------------------------------------------------------------------------------------------------------- splits
 def test_every_file_is_in_one_split_whole(folder, tmp_path):
     files = sorted(path.read_bytes() for path in folder.rglob("[0-9]*.txt"))
     for path in folder.rglob("[0-9]*.txt"):  # a link to a file makes no second document
@@ -77,7 +76,6 @@ def test_the_standard_library_is_its_sources_without_tests(tmp_path):
     assert 5_000_000 < sum(file.size for file in files) < 20_000_000
 
 
-# ------------------------------------------------------------------------------------------------------------------ hub
 def replace_hub(monkeypatch, load_dataset):
     monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
 
@@ -105,7 +103,6 @@ def test_a_data_set_of_the_hub_is_streamed_up_to_its_limit(tmp_path, monkeypatch
     refused(lambda: task_of("hub:allenai/c4/en", tmp_path, limit=1000).count("iid"), message)
 
 
-# ------------------------------------------------------------------------------------------------------------ bad input
 def test_what_cannot_be_read_says_so_in_one_line(folder, tmp_path):
     def refused_text(data, message, **fields):
         refused(lambda: task_of(data, tmp_path, **fields).count("iid"), message)
