@@ -76,7 +76,8 @@ def widths_of(sizes: Sequence[Sizes]) -> list[int]:
 def project(qkv: Any, sizes: Sequence[Sizes], x: Tensor, context: Tensor | None, *, senders: bool = True) -> list[Rows]:
     """Each group's queries from `x`, and keys and values from `context` (None: from `x`).
 
-    `senders=False`: queries only.
+    Args:
+        senders: Whether keys and values of a context are computed.
     """
     widths = widths_of(sizes)
     if context is None:
