@@ -41,11 +41,14 @@ class MultiHeadAttention(nn.Module):
     torch.Size([2, 10, 64])
     >>> y, code = attention(torch.randn(2, 10, 64), return_code=True)      # the latent code of all pairs (b h t s)
 
-    `dim` is the model width; heads without a given width get dim // (number of all heads).  `positions`: Rotary,
-    RelativeBias or Alibi, or rotary tables that layers share.  `dropout` is a rate on the latent code; it draws one
-    mask per sample and head or, with `dropout_shared`, one for the batch and all heads.  `qk_norm`: LayerNorm without
-    bias on q and k, per head.  `window`: a query attends only to keys less than `window` positions away.
-    `own_symbols=False`: the layer has no sources of symbols; the caller passes symbols for relational heads.
+    Args:
+        dim: The model width; heads without a given width get dim // (number of all heads).
+        positions: Rotary, RelativeBias or Alibi, or rotary tables that layers share.
+        window: A query attends only to keys less than `window` positions away.
+        qk_norm: Whether a LayerNorm without bias acts on q and on k, per head.
+        dropout: A rate on the latent code, with one mask per sample and head.
+        dropout_shared: Whether dropout draws one mask for the batch and all heads instead.
+        own_symbols: Whether the layer has sources of symbols; otherwise the caller passes symbols for relational heads.
     """
 
     def __init__(
@@ -182,19 +185,28 @@ class MultiHeadAttention(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """y (b t m); with `return_code` also the code of all pairs (b h t s), before dropout.
 
-        `mask` is boolean, True where a query may attend to a key, and broadcasts to (b h t s); of pairs with t = 1, it
-        is best (t s), as `RelationalSymbols` take (b|1, 1, 1, s) for padding.  `bias` is added to the
-        scores: (b|1 h|1 t s), or by offset (h, t+s-1).  `positions` are those of x, a context's are 0, 1, ...; with a
-        `cache` and a window they must increase from token to token (padding: `Cache.expect`).  By
-        default x counts from 0; if causal with a context, x ends at the position of the context's last token.  `keep`
-        (b|1 h|1 t s) multiplies the code in place of the layer's own dropout, also in eval mode; 0 throughout a head
-        removes that head.  `symbols` is one tensor for all groups or one (or None) per group: (b|1 s symbol width), or
-        a table of 2 distance + 1 rows by clipped offset.  For a table, `first` is the index of query 0 among the keys
-        (default: the last query is the last key if causal, else query 0 is key 0).
-        `cu_seqlens` (int32, n + 1): x (1 t m) is n packed sequences, masked from one another; sequence i has the rows
-        cu_seqlens[i] to cu_seqlens[i + 1], and its positions start at 0.  With a `cache`, x follows the tokens in the
-        cache, and s counts both; with a `window`, the returned code has only those that the cache still holds.
-        Raises ValueError for shapes, dtypes or combinations of arguments that do not match.
+        With a `cache`, x follows the tokens in the cache, and s counts both.  If the layer has a window, too, the
+        returned code has only the keys that the cache still holds.
+
+        Args:
+            mask: Boolean (b h t s) or broadcast to that, True where a query may attend to a key.  A mask of pairs with
+                t = 1 is best (t s), as `RelationalSymbols` take (b|1, 1, 1, s) for padding.
+            bias: Added to the scores: (b|1 h|1 t s), or by offset (h, t+s-1).
+            positions: Those of x, by default from 0; a context's are 0, 1, ....  If causal with a context, x ends by
+                default at the position of the context's last token.  With a `cache` and a window, positions must
+                increase from token to token (padding: `Cache.expect`).
+            keep: Multiplies the code (b|1 h|1 t s) in place of the layer's own dropout, also in eval mode.  With 0
+                throughout a head, `keep` removes that head.
+            symbols: One tensor for all groups or one (or None) per group: (b|1 s symbol width), or a table by clipped
+                offset.  A table has 2 distance + 1 rows.
+            first: For a table, the index of query 0 among the keys.  By default the last query is the last key if
+                causal; otherwise query 0 is key 0.
+            cu_seqlens: The edges (int32, n + 1) of n packed sequences in x (1 t m), which are masked from one another.
+                Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1], and its positions start at 0.
+
+        Raises:
+            ValueError: For shapes, dtypes or combinations of arguments that do not match.
+            TypeError: For a cache that is not the entry of one layer.
         """
         if self.reads_all_queries and cache is not None:
             raise ValueError("MultiHeadAttention: network='sequence' reads all queries at once, so it takes no cache")
@@ -331,7 +343,8 @@ class MultiHeadAttention(nn.Module):
     ) -> dict[str, Tensor]:
         """The tensors for the op of group `i`: q and q_rel of the queries; k, k_rel and v of all keys.
 
-        `previous`: those of the group before, whose queries and keys the group may share.
+        Args:
+            previous: The tensors of the group before, whose queries and keys the group may share.
         """
         group, features = self.groups[i], None
         if self.symbol_dims[i] is not None:
@@ -422,8 +435,11 @@ class MultiHeadAttention(nn.Module):
     def _keeps_state(self, i: int, call: LayerCall, needs_pairs: bool) -> bool:
         """Whether group `i` caches the sum over all keys and values instead of each of them.
 
-        The first call with a cache decides.  `needs_pairs`: the call has a bias, mask, keep, return_code or taps,
-        or the layer adds a bias of positions or drops out.
+        The first call with a cache decides.
+
+        Args:
+            needs_pairs: Whether the call has a bias, mask, keep, return_code or taps, or the layer adds a bias of
+                positions or drops out.
         """
         group, cache = compiled(self.groups[i]), call.cache
         if cache is None or call.context is not None:

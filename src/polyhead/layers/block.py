@@ -36,14 +36,15 @@ def build_norm(kind: str, dim: int, eps: float, **placement: Unpack[Placement]) 
 class TransformerBlock(nn.Module):
     """Attention and a feed-forward layer, each with a residual; with `cross`, attention to a context between them.
 
-    `layer`: which layer of a model it was built for; the model computes its symbols accordingly.
-
     >>> block = TransformerBlock(MultiHeadAttention(64, [Hyla(8)]), SwigluLayer(64), norm="rms")
     >>> decoder = TransformerBlock(
     ...     MultiHeadAttention(64, Softmax(8), causal=True), MlpLayer(64), cross=MultiHeadAttention(64, Softmax(8))
     ... )
     >>> decoder(torch.randn(2, 5, 64), torch.randn(2, 9, 64)).shape
     torch.Size([2, 5, 64])
+
+    Args:
+        layer: The layer of a model for which the block was built; the model computes the block's symbols accordingly.
     """
 
     cross: MultiHeadAttention | None
@@ -96,13 +97,15 @@ class TransformerBlock(nn.Module):
         cache: LayerCache | None = None,
         taps: list[Taps] | None = None,
     ) -> Float[Tensor, "b _ m"]:
-        """The block's output at all positions, or only at the last `tail`; for the others only keys and values are
-        computed.
+        """The block's output at all positions, or only at the last `tail`.
 
-        `keep` (b|1 h|1 t s) replaces the dropout of the self-attention; with `tail`, only its last rows are read.
-        `cross` attends to `context` where `context_mask` (like `mask`, over the context) is True.  `symbols` are those
-        of x, `context_symbols` those of the context.  `cu_seqlens` are the edges of packed sequences in x, see
-        `MultiHeadAttention`; they exclude a context and a tail.
+        Args:
+            context_mask: Like `mask`, over the context: `cross` attends to `context` where `context_mask` is True.
+            tail: At the other positions only keys and values are computed, unless a mechanism reads all queries.
+            keep: Replaces the dropout of the self-attention (b|1 h|1 t s); with `tail`, only its last rows are read.
+            symbols: The symbols of x.
+            context_symbols: The symbols of the context.
+            cu_seqlens: Edges of packed sequences in x, see `MultiHeadAttention`; they exclude a context and a tail.
         """
         self._check(x, context, context_mask, cu_seqlens, tail)
         num_outputs = x.shape[1] if tail is None else tail

@@ -24,15 +24,17 @@ NAME = "_name_in_caches"
 class LayerCache:
     """The cache of one layer: of its self-attention and, in `.cross`, of its cross-attention.
 
+    A cache belongs to the layer that first fills it, and a deep copy of that layer may continue it; any other layer is
+    refused.  A cache that was copied or read from a file belongs to the layer that fills it next.
+
     >>> cache = LayerCache()
     >>> cache.extend("k", torch.zeros(1, 3, 2)).shape, cache.extend("k", torch.zeros(1, 1, 2)).shape
     (torch.Size([1, 3, 2]), torch.Size([1, 4, 2]))
 
-    `length`: number of tokens so far; in `.cross`, of queries.  `gone`: how many of the first tokens were dropped.
-    `real` (b s): which of the stored tokens are not padding; None if there is no padding.
-
-    It belongs to the layer that first fills it, and a deep copy of that layer may continue it; any other is refused.  A
-    cache that was copied or read from a file belongs to the layer that fills it next.
+    Attributes:
+        length: Number of tokens so far; in `.cross`, of queries.
+        gone: How many of the first tokens were dropped.
+        real: Which of the stored tokens (b s) are not padding; None if there is no padding.
     """
 
     def __init__(self) -> None:
@@ -52,9 +54,10 @@ class LayerCache:
         return self._cross
 
     def claim(self, kind: str, layer: nn.Module) -> None:
-        """Make it the cache of `layer`, of this kind; ValueError if it holds the tokens of another layer.
+        """Make this the cache of `layer`, which the error calls `kind`; in compiled code do nothing.
 
-        In compiled code it does nothing.
+        Raises:
+            ValueError: If the cache holds the tokens of another layer.
         """
         if torch.compiler.is_compiling():
             return
@@ -70,10 +73,15 @@ class LayerCache:
         return name in self._tensors_by_name
 
     def extend(self, name: Hashable, new: Tensor, limit: int | None = None) -> Tensor:
-        """What is stored under `name`, followed by `new` (b t ...); only the last `limit` (None: all) stay stored.
+        """What is stored under `name`, followed by `new` (b t ...).
 
-        It is copied, because the caller may write the next tokens into the same memory.  Raises ValueError if the
-        shapes do not match.
+        New tokens are copied, because the caller may write the next tokens into the same memory.
+
+        Args:
+            limit: How many of the last tokens stay stored; None: all.
+
+        Raises:
+            ValueError: If the shapes do not match.
         """
         old = self._tensors_by_name.get(name)
         if old is None:
@@ -233,18 +241,27 @@ class Cache:
         return sum(layer.nbytes for layer in self.layers)
 
     def expect(self, mask: Tensor | None, like: Tensor) -> None:
-        """Announce the tokens of the next call, `like` (b t ...): `mask` (b t) is True at real tokens (None: all are).
+        """Announce the tokens of the next call; padding stays masked in all later calls.
 
-        Padding stays masked in all later calls.  Raises ValueError if the number of sequences changes.
+        Args:
+            mask: True at real tokens (b t); None: all are real.
+            like: The tokens, or a tensor (b t ...) with an entry for each.
+
+        Raises:
+            ValueError: If the number of sequences changes, or the mask is not Boolean (b t).
         """
         for layer in self.layers:
             layer.expect(mask, like)
 
     def reorder(self, rows: Tensor) -> None:
-        """Replace sequence i by sequence `rows[i]`; `rows` (n,) are the sequences to keep, such as the beams of a
-        search.
+        """Replace sequence i by sequence `rows[i]`.
 
-        Raises ValueError if a single sequence would become several: what all sequences share looks like one of them.
+        Args:
+            rows: The sequences to keep (n,), such as the beams of a search.
+
+        Raises:
+            ValueError: For rows that are not indices, and if one sequence would become several: what all sequences
+                share looks like one of them.
         """
         rows = torch.as_tensor(rows)
         if rows.ndim != 1 or (len(rows) and (rows.dtype == torch.bool or rows.is_floating_point())):

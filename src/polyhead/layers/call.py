@@ -26,10 +26,15 @@ def no_script(module: nn.Module) -> NoReturn:
 class LayerCall:
     """The tokens of one call: `t` queries from `x`, and `s` keys from `x` and cached tokens, or from a context.
 
-    `cache`: that of the keys.  `num_cached`: number of earlier tokens; `gone`: how many of them the cache has dropped;
-    `max_cached`: how many tokens it stores after this call (None: all).  `offset`: the position of query 0 minus that
-    of the first key of all, if no positions are given.  `first_query`: index of query 0 among the keys, for relative
-    symbols.  `positions` are those given for x, `key_positions` those of all keys.
+    Attributes:
+        cache: The cache of the keys.
+        num_cached: Number of earlier tokens.
+        offset: The position of query 0 minus that of the first key of all, if no positions are given.
+        first_query: Index of query 0 among the keys, for relative symbols.
+        positions: The positions given for x.
+        gone: How many of the earlier tokens the cache has dropped.
+        max_cached: How many tokens the cache stores after this call; None: all.
+        key_positions: The positions of all keys; None: they count from 0.
     """
 
     x: Tensor
@@ -128,10 +133,11 @@ def call_of(
     cu_seqlens: Tensor | None,
     cache: LayerCache | None,
 ) -> LayerCall:
-    """The `LayerCall` of a `layer`, a MultiHeadAttention.  Given positions are appended to the cache.
+    """The `LayerCall` of a `layer`, a MultiHeadAttention; given positions are appended to the cache.
 
-    Raises ValueError for a wrong width, for arguments that a cache or packed sequences exclude, and for a cache of
-    another layer.
+    Raises:
+        ValueError: For a wrong width, for arguments that a cache or packed sequences exclude, and for a cache of
+            another layer.
     """
     if x.shape[-1] != layer.dim:
         raise ValueError(f"{LAYER}: m = {layer.dim} but x (b t m) = {tuple(x.shape)}")
@@ -311,7 +317,8 @@ def symbols_of_groups(
 ) -> Sequence[Tensor | None]:
     """The symbols of each group; `widths` has their widths (None for a group without symbols).
 
-    Raises ValueError unless each is (b|1 s m) or a table of 2 distance + 1 rows, of x's dtype.
+    Raises:
+        ValueError: Unless each group's are (b|1 s m), or a table (2 distance + 1, m), of x's dtype.
     """
     if not isinstance(symbols, (Tensor, list, tuple)):
         kind = type(symbols).__name__

@@ -126,11 +126,13 @@ class RotaryEmbedding(nn.Module):
     def forward(
         self, x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], *, check: bool = True
     ) -> Float[Tensor, "... d"]:
-        """`x` rotated by its positions, which are integers in [0, max_length) and broadcast to `x.shape[:-1]`.
+        """`x` rotated by its positions, integers in [0, max_length) that broadcast to `x.shape[:-1]`.
 
-        `check=False` skips the check of their range, which would synchronise a GPU.
+        Args:
+            check: Whether to check the range of positions, which synchronises a GPU.
 
-        Raises ValueError for a wrong width, positions that do not broadcast and, in eager mode, positions out of range.
+        Raises:
+            ValueError: For a wrong width, positions that do not broadcast and, in eager mode, positions out of range.
         """
         if x.shape[-1] != self.dim:
             raise ValueError(f"RotaryEmbedding: d = {self.dim} but x (... d) = {tuple(x.shape)}")
@@ -150,7 +152,8 @@ def rotary_tables(
 ) -> nn.ModuleDict:
     """One rotary table per head width, shared by all layers.
 
-    Raises ValueError for heads that must divide `dim` but do not.
+    Raises:
+        ValueError: For heads that must divide `dim` but do not.
     """
     widths: set[int] = set()
     for heads in layers:
@@ -168,7 +171,8 @@ def build_bias(
 ) -> "RelativePositionBias | AlibiBias":
     """A layer's own module of positions.
 
-    Raises ValueError for positions that are neither.
+    Raises:
+        ValueError: For positions that are neither RelativeBias nor Alibi.
     """
     if isinstance(positions, config.RelativeBias):
         buckets = positions.buckets or max_length
@@ -227,8 +231,10 @@ class PositionBias(nn.Module, abc.ABC):
     ) -> Float[Tensor, "h {t}+{s}-1"]:
         """The bias by offset: column j - i + t - 1 for query i and key j.
 
-        `offset` is the position of query 0 minus that of key 0.  Causal attention aligns the last query with the last
-        key and needs `offset = s - t`.  `device` is that of the module's constants by default.
+        Args:
+            offset: The position of query 0 minus that of key 0.  Causal attention aligns the last query with the last
+                key and needs `offset = s - t`.
+            device: By default the device of the module's parameters or constants.
         """
         if device is None:
             device = next(itertools.chain(self.parameters(), self.buffers())).device
@@ -319,9 +325,13 @@ class LearnedPositions(nn.Module):
         nn.init.normal_(self.table, std=0.02)
 
     def forward(self, positions: Int[Tensor, "..."], *, check: bool = True) -> Float[Tensor, "... m"]:
-        """The vectors of `positions`, integers in [0, max_length); out of range raises ValueError in eager mode.
+        """The vectors of `positions`, integers in [0, max_length).
 
-        `check=False` skips this check, which would synchronise a GPU.
+        Args:
+            check: Whether to check the range of positions, which synchronises a GPU.
+
+        Raises:
+            ValueError: For positions out of range, in eager mode.
         """
         if check:
             check_range("LearnedPositions", positions, self.max_length)
@@ -350,8 +360,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("like", torch.empty(0, **placement), persistent=False)
 
     def forward(self, positions: Int[Tensor, "..."], *, check: bool = True) -> Float[Tensor, "... m"]:
-        """The vectors of `positions`, integers in [0, max_length), in the module's dtype; `check` as in
-        `LearnedPositions`."""
+        """The vectors of `positions`, in the module's dtype; arguments and errors as in `LearnedPositions`."""
         if check:
             check_range("SinusoidalPositions", positions, self.max_length)
         return self.table(positions)[positions.long()].to(self.like.dtype)

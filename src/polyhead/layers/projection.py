@@ -77,7 +77,11 @@ def widths_of(sizes: Sequence[Sizes]) -> list[int]:
 def project(qkv: Any, sizes: Sequence[Sizes], x: Tensor, context: Tensor | None, *, senders: bool = True) -> list[Rows]:
     """Each group's queries from `x`, and keys and values from `context` (None: from `x`).
 
-    `senders=False`: queries only.  Raises ValueError for another dtype than that of the weights, without autocast.
+    Args:
+        senders: Whether keys and values of a context are computed.
+
+    Raises:
+        ValueError: For another dtype than that of the weights, without autocast.
     """
     for name, tokens in (("x", x), ("context", context)):
         if tokens is not None and plain(qkv) and tokens.dtype != qkv.weight.dtype and autocast_dtype(x) is None:

@@ -45,9 +45,12 @@ def _heads(heads: int | None, dim: int, symbol_dim: int) -> int:
 class SymbolArguments(NamedTuple):
     """The arguments of a source beside x.
 
-    `first`: the position of x's first token; with a `cache`, x follows the tokens in it.  `cu_seqlens`: x is several
-    packed sequences, and positions and neighbours are separate for each.  `positions` (b|1 s) replace `first`,
-    `first` + 1, ...; `mask` (b s) is True at real tokens.
+    Attributes:
+        first: The position of x's first token.
+        cache: Holds the tokens before x.
+        cu_seqlens: Edges of packed sequences in x; positions and neighbours are separate for each sequence.
+        positions: Replace `first`, `first` + 1, ... (b|1 s).
+        mask: True at real tokens (b s).
     """
 
     first: int = 0
@@ -66,9 +69,12 @@ class SymbolModule(nn.Module, abc.ABC):
     def forward(self, x: Float[Tensor, "b s m"], **arguments: Any) -> Float[Tensor, "..."]:
         """Symbols by key, (b|1 s symbol_dim), or a table by offset, (2 distance + 1, symbol_dim).
 
-        `arguments`: fields of `SymbolArguments`; a source ignores those that cannot change its symbols.  Raises
-        ValueError for a wrong shape, for positions out of range (given ones and those of packed sequences only in eager
-        mode), and if earlier tokens are needed without a cache.
+        Args:
+            **arguments: Fields of `SymbolArguments`; a source ignores those that cannot change its symbols.
+
+        Raises:
+            ValueError: For a wrong shape or positions out of range, and if earlier tokens are needed without a cache.
+                Given positions, and those of packed sequences, are checked only in eager mode.
         """
         width = self.dim or x.shape[-1]
         if x.ndim != 3 or x.shape[-1] != width:
@@ -132,7 +138,8 @@ class RelationalSymbols(SymbolModule):
     last token is used.  Padding is replaced by the real token before it, or after it if there is none.  Windows and
     masks of pairs hide no neighbours.  A softmax over neighbours has the scale (dim / relations) ** -0.5.
 
-    `cache_key`: the name under which a cache keeps its tokens; sources that share a cache need different ones.
+    Args:
+        cache_key: A cache keeps the source's tokens under this name; sources that share a cache need different names.
     """
 
     def __init__(
@@ -315,7 +322,8 @@ def build_symbols(
 ) -> SymbolModule:
     """The module of a source of symbols for a model of width `dim`; `cache_key` is that of `RelationalSymbols`.
 
-    Raises ValueError for an unknown source.
+    Raises:
+        ValueError: For an unknown source.
     """
     if not isinstance(source, config.SymbolSource):
         raise ValueError(f"build_symbols: symbols must be a source such as PositionSymbols() but is {source!r}")

@@ -24,10 +24,13 @@ OWN = "own"
 
 @dataclass(frozen=True)
 class GroupTaps:
-    """One group of heads in one layer.  q and k enter the scores: they are normalised and rotated.
+    """One group of heads in one layer; relations are recomputed from q_rel and k_rel.
 
-    For relational heads v are the symbols that enter the sum, by key or by offset.  By offset, query i and key j have
-    row j - i + t - 1.  Relations are recomputed from q_rel and k_rel.
+    Attributes:
+        q: Queries as they enter the scores: normalised and rotated.
+        k: Keys as they enter the scores: normalised and rotated.
+        v: Values; for relational heads, the symbols that enter the sum, by key or by offset.  By offset, query i and
+            key j have row j - i + t - 1.
     """
 
     kind: str  # "softmax", "linear", "hyla", "relational", "disentangled", "abstractor", "pooled" or OWN
@@ -75,7 +78,8 @@ class GroupTaps:
     def relations(self) -> Float[Tensor, "b r t s"]:
         """The relations of all pairs: shared by the heads, or one per head for disentangled heads.
 
-        Raises ValueError for heads without relations; the Abstractor's relations are its code.
+        Raises:
+            ValueError: For heads without relations; the Abstractor's relations are its code.
         """
         if self.q_rel is None or self.k_rel is None or self.relation_act is None:
             raise ValueError(f"GroupTaps: {self.kind} heads have no relations beside their code")
@@ -88,9 +92,12 @@ class GroupTaps:
 
 
 def tapped(group: Any, x: AttentionCall, output: Tensor, **fields: Any) -> GroupTaps:
-    """The taps of a group after the call `x`; `fields`: the scale and the weights around the heads.
+    """The taps of a group after the call `x`.
 
     A user's code function gets the limits of the call again.  For a user's function the options are unknown.
+
+    Args:
+        **fields: The scale and the weights around the heads.
     """
     bare = compiled(group)
     names: dict[str, Any] = {"kind": OWN, "normalise": OWN}
@@ -119,10 +126,10 @@ def tapped(group: Any, x: AttentionCall, output: Tensor, **fields: Any) -> Group
 
 @dataclass(frozen=True)
 class Taps:
-    """One attention layer: its input `x`, the source `context` of its values (another tensor in cross-attention), its
-    output and its groups.  Fields that a foreign model does not give are None.
+    """One attention layer: its input `x`, the source `context` of its values, its output and its groups.
 
-    The code of all pairs is `groups[i].code()`, (b h t s); of chosen ones `analysis.codes(taps, q_index, k_index)`.
+    In cross-attention `context` is another tensor than x.  Fields that a foreign model does not give are None.  The
+    code of all pairs is `groups[i].code()`, (b h t s); of chosen ones `analysis.codes(taps, q_index, k_index)`.
     """
 
     x: Float[Tensor, "b t _"] | None

@@ -28,8 +28,12 @@ WIDTH, TOKENS = 4, 6
 
 
 def check(mechanism: Mechanism, *promises: str) -> None:
-    """Raise AssertionError unless heads of `mechanism` keep the named promises, or all of `PROMISES` if none is
-    named; ValueError for an unknown promise, and for anything but a mechanism."""
+    """Check that heads of `mechanism` keep the named promises, or all of `PROMISES` if none is named.
+
+    Raises:
+        AssertionError: If the heads break a promise.
+        ValueError: For an unknown promise, and for anything but a mechanism.
+    """
     if not isinstance(mechanism, Mechanism):
         raise ValueError(f"testing.check: it must get a mechanism such as Softmax(4), got {mechanism!r:.60}")
     for name in promises:

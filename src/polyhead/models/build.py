@@ -41,7 +41,8 @@ class Undrawn(TorchFunctionMode):
 def build(settings: Model, *, device: Device = None, dtype: torch.dtype | None = None) -> nn.Module:
     """The network of the configuration `settings`; its parameters are drawn from torch's default generator.
 
-    Raises ValueError for a configuration without a network, and for a model that does not fit into memory.
+    Raises:
+        ValueError: For a configuration without a network, and for a model that does not fit into memory.
     """
     if type(settings) not in NETWORKS:
         names = ", ".join(kind.__name__ for kind in NETWORKS)

@@ -67,11 +67,14 @@ class VectorInput(nn.Module):
 class PatchInput(nn.Module):
     """Images (b c height width), cut into patches, through a linear map: one token per patch, row by row.
 
-    A patch is the vector of its pixels, row by row; the channels of a pixel are adjacent.  `norm`: LayerNorms before
-    and after the map.  `class_token`: a learned token before all patches.
+    A patch is the vector of its pixels, row by row; the channels of a pixel are adjacent.
 
     >>> PatchInput(Patches((3, 36, 36), (12, 12), class_token=True), 64)(torch.randn(2, 3, 36, 36)).shape
     torch.Size([2, 10, 64])
+
+    Args:
+        end: With `norm`, there are LayerNorms before and after the map.  With `class_token`, a learned token stands
+            before all patches.
     """
 
     def __init__(self, end: config.Patches, dim: int, **placement: Unpack[Placement]) -> None:
@@ -303,7 +306,8 @@ def input_positions(
 def build_output(end: config.Output, source: InputEnd, dim: int, **placement: Unpack[Placement]) -> OutputEnd:
     """The output module of a configuration; tied logits share the table of the input module `source`.
 
-    Raises ValueError if `source` has no table, or one of another size.
+    Raises:
+        ValueError: If tied logits find no table in `source`, or one of another size.
     """
     if isinstance(end, config.Logits) and end.tied:
         if not isinstance(source, TokenInput) or source.table.num_embeddings != end.count:

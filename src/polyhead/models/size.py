@@ -23,17 +23,20 @@ def parameters(settings: Model) -> int:
 
 
 def match(settings: M, target: int, *, field: str, tolerance: float = 0.01) -> M:
-    """`settings` with the width that brings the number of parameters nearest to `target`, within `tolerance` of it.
-
-    `field`: "hidden", the width of the feed-forward layers, those of an encoder too; for models that are no
-    transformer, any of their integer fields.
+    """`settings` with the width that brings the number of parameters nearest to `target`.
 
     >>> dual = TransformerConfig(Tokens(50), Logits(50), dim=64, heads=[Softmax(2), Relational(2)])
     >>> softmax = match(dataclasses.replace(dual, heads=Softmax(4)), parameters(dual), field="hidden")
     >>> softmax.feedforward.hidden, parameters(softmax), parameters(dual)
     (415, 147006, 147072)
 
-    Raises ValueError if no width comes that near.
+    Args:
+        field: The width that changes: "hidden" of the feed-forward layers, those of an encoder too.  For models that
+            are no transformer, any of their integer fields.
+        tolerance: The largest difference from `target`, as a part of `target`.
+
+    Raises:
+        ValueError: If no width comes within `tolerance`, and for any other field.
     """
 
     def count(width: int) -> int:

@@ -31,7 +31,8 @@ class Sources:
 
     Their modules are registered in `shared`, or in `by_layer` of their layer.
 
-    `cross`: the sources are those of a decoder's cross-attention.
+    Args:
+        cross: Whether the sources are those of a decoder's cross-attention.
     """
 
     def __init__(
@@ -121,9 +122,12 @@ class Sources:
     ) -> list[Tensor | None] | None:
         """The symbols of each group of a layer (None for a group without symbols), or None if no group has any.
 
-        `x` is the layer's input, or the context.  Sources that are called once per model read `embedded`;
-        `computed_symbols` keeps their symbols from layer to layer.  `recompute`: with activation checkpointing the
-        backward pass recomputes a source.  `arguments`: further arguments of a source.
+        Args:
+            x: The layer's input, or the context.
+            embedded: Read in place of `x` by sources that are called once per model.
+            computed_symbols: Keeps the symbols of those sources from layer to layer.
+            recompute: Whether the backward pass recomputes a source, by activation checkpointing.
+            **arguments: Further arguments of a source.
         """
         numbers = self.numbers[layer]
         if all(number is None for number in numbers):

@@ -56,7 +56,8 @@ class Transformer(nn.Module):
     >>> model(torch.randint(100, (2, 16)), source=torch.randint(50, (2, 9))).shape
     torch.Size([2, 16, 100])
 
-    `outputs=False`: without an output module; it returns the stream after the last norm, as an encoder does.
+    Args:
+        outputs: Whether there is an output module; without one, as in an encoder, the last norm's stream is returned.
     """
 
     encoder: nn.Module | None
@@ -179,24 +180,32 @@ class Transformer(nn.Module):
         lazy: bool = False,
         outputs: bool = True,
     ) -> Float[Tensor, "b _ _"] | LazyLogits:
-        """The outputs (b t c), or (b 1 c) for `Classes`.  `inputs` may be embeddings (b t m) in place of tokens.
+        """The outputs (b t c), or (b 1 c) for `Classes`.
 
-        `mask` (b t) is True at real tokens.  `positions` are 0, 1, ... by default, and padding counts, too.  To give
-        sequences of different lengths the same results as alone, pad them on the left and pass a mask, and positions
-        that count real tokens (any in range at padding).
-        `tail`: return only the last `tail` positions (b tail c); the last layer then computes no others.  `keep`: for
-        each layer (or None) a factor of its code, (b|1 h|1 t s), in place of its own dropout.  `source` is the
-        encoder's input and `source_mask` is True at its real tokens; or `encoded` is the result of `encode`.
-        `cu_seqlens` (int32, n + 1): the single sample is n packed sequences, masked from one another; sequence i has
-        the rows cu_seqlens[i] to cu_seqlens[i + 1].  `cache` holds the tokens before `inputs`, which are added to it;
-        `mask` is then that of the new tokens, and padding stays masked later.
+        Sequences of different lengths can give the same results as alone.  Pad them on the left, and pass a mask and
+        positions that count real tokens (any in range at padding).
 
-        `taps` collects one Taps per layer: with an encoder first its own, then self- and cross-attention of each layer,
-        by name.  `stream` collects the input of each block, and last that of the outputs.  `lazy`: return `LazyLogits`,
-        which are never stored as a whole and compute their cross entropy and argmax.  Without `outputs` the result is
-        the stream (b t m) after the last norm.
+        Args:
+            inputs: Embeddings (b t m) may be given in place of tokens.
+            mask: True at real tokens (b t); with a `cache`, at real new tokens, and padding stays masked later.
+            positions: By default 0, 1, ..., and padding counts, too.
+            tail: Return only the last `tail` positions (b tail c).  Without positions and a cache, the last layer then
+                computes no others.
+            keep: For each layer (or None) a factor of its code, (b|1 h|1 t s), in place of its own dropout.
+            source: The encoder's input.
+            source_mask: True at real tokens of the source.
+            encoded: The result of `encode`, in place of a source.
+            cu_seqlens: The edges (int32, n + 1) of n packed sequences in the single sample, which are masked from one
+                another.  Sequence i has the rows cu_seqlens[i] to cu_seqlens[i + 1].
+            cache: Holds the tokens before `inputs`; the call adds `inputs` to the cache.
+            taps: Collects one Taps per layer.  With an encoder, the encoder's come first, then self- and
+                cross-attention of each layer, by name.
+            stream: Collects the input of each block, and last that of the outputs.
+            lazy: Return `LazyLogits`, which are never stored as a whole and compute their cross entropy and argmax.
+            outputs: Whether to apply the output module; otherwise the result is the stream (b t m) after the last norm.
 
-        Raises ValueError for shapes or combinations of arguments that do not match.
+        Raises:
+            ValueError: For shapes or combinations of arguments that do not match.
         """
         arguments = _BlockArguments(mask, positions, keep, encoded, source_mask, cu_seqlens, cache, stream)
         self._check(arguments, source, tail)
@@ -445,10 +454,13 @@ class BlindToOrder(UserWarning):
 
 
 def _warn_if_blind(settings: object) -> None:
-    """Warn if a model of these settings cannot see the order of tokens: no positions, not causal, no window, no symbols
-    of positions.  A model with heads of a user is trusted: they may see the order.
+    """Warn if a model of these settings cannot see the order of tokens.
 
-    Raises ValueError for anything but a TransformerConfig.
+    Such a model reads tokens, is not causal, and has no positions, no window and only symbols of symbolic attention.
+    A model with heads of a user is trusted: its heads may see the order.
+
+    Raises:
+        ValueError: For anything but a TransformerConfig.
     """
     if not isinstance(settings, TransformerConfig):
         raise ValueError(f"Transformer: settings must be a TransformerConfig, got {settings!r:.60}")

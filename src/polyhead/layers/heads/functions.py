@@ -93,12 +93,15 @@ class HeadGroup(nn.Module):
     def use(self, attend: Callable[..., Tensor], code: Callable[..., Tensor] | None = None) -> None:
         """Compute `attend` in place of the mechanism's op, with `code` as its code.
 
-        `attend` takes the arguments of the op and returns (b t h e).  `code` takes q, k, bias, mask, causal, window,
-        cu_seqlens and scale, and returns (b h t s): the numbers that `attend` multiplies by `keep`.  Without `code`,
-        everything that needs the code raises ValueError.  Assigning to `group.attend` sets a function without a code.
+        Assigning to `group.attend` sets a function without a code.
 
         >>> heads = MultiHeadAttention(64, Softmax(4)).groups[0]
         >>> heads.use(ops.linear_attention, code=partial(ops.latent_code, normalise="identity"))
+
+        Args:
+            attend: Takes the arguments of the op and returns (b t h e).
+            code: Takes q, k, bias, mask, causal, window, cu_seqlens and scale, and returns the numbers (b h t s) that
+                `attend` multiplies by `keep`.  Without `code`, everything that needs the code raises ValueError.
         """
         self.attend = attend
         self.functions = Functions(attend, code, is_user_defined=True)
@@ -181,8 +184,11 @@ def coder_of_call(group: Any, call: AttentionCall) -> Code:
 
 
 def attended(group: nn.Module, call: AttentionCall) -> Float[Tensor, "b t h e"]:
-    """The output of a group for a call.  Raises ValueError if a user's function ignores `keep`, which it gets in the
-    dtype of q."""
+    """The output of a group for a call; a user's function gets `keep` in the dtype of q.
+
+    Raises:
+        ValueError: If a user's function ignores `keep`.
+    """
     if call.keep is not None and has_user_function(group):
         call = replace(call, keep=call.keep.to(call.q.dtype))
         _check_applies_keep(group, call)

@@ -92,7 +92,8 @@ class LinearHeads(TokenHeads):
     ) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e"]]:
         """Causal attention of tokens that follow those in `state`: their output and the next state.
 
-        Raises ValueError if the code is normalised, the group computes a user's function or it has hooks.
+        Raises:
+            ValueError: If the code is normalised, or the group computes a user's function or has hooks.
         """
         if not self.sums:
             reason = "attend is not the op's, or it has hooks"
@@ -147,10 +148,12 @@ def build(
 ) -> HeadGroup:
     """The module of a mechanism; a head without a given width gets width // total_heads.
 
-    `bias`: whether the maps of symbols and of hidden features have a bias.  `max_length`: that of the layer, from which
-    relative symbols are initialised.
+    Args:
+        bias: Whether the maps of symbols, and of hidden features to queries and keys, have a bias.
+        max_length: The layer's, from which relative symbols are initialised.
 
-    Raises ValueError for an unknown mechanism, and for heads that must divide the model width but do not.
+    Raises:
+        ValueError: For an unknown mechanism, and for heads that must divide the model width but do not.
     """
     size = sizes_of(mechanism, width, total_heads)
     if isinstance(mechanism, HasCode):  # first, because a user's mechanism may inherit from one of ours

@@ -8,9 +8,13 @@ from polyhead.config import Mechanism, SymbolHeads
 
 @dataclass(frozen=True)
 class Sizes:
-    """Widths per head: `dim` of queries and keys, `value_dim` of values; `kv_heads` divides `heads`.
+    """Numbers of heads of a group, and widths per head.
 
-    `takes`: which of queries "q", keys "k" and values "v" come from the joint projection.
+    Attributes:
+        dim: Width of queries and keys.
+        value_dim: Width of values.
+        kv_heads: Number of heads of keys and values, which divides `heads`.
+        takes: Which of queries "q", keys "k" and values "v" come from the joint projection.
     """
 
     heads: int
@@ -41,7 +45,8 @@ class Sizes:
 def sizes_of(mechanism: Mechanism, width: int, total_heads: int) -> Sizes:
     """The sizes of a mechanism in a model of this width: those that are None are width // total_heads.
 
-    Raises ValueError where one needs that and the heads do not divide the model width.
+    Raises:
+        ValueError: If a size is None, and the heads do not divide the model width.
     """
     missing = [f"{name}=" for name in ("dim", "value_dim") if getattr(mechanism, name) is None]
     if width % total_heads and missing:

@@ -28,9 +28,13 @@ PROBE = 32
 class SymbolGroup(HeadGroup):
     """The base of heads whose values are symbols: `value` maps symbols, `q_rel` and `k_rel` map tokens.
 
-    `related`: numbers of relations of a query and of a key, of width `relation_dim`; `symmetric`: both use one map.
-    `relation_act` is that of relations or, for the Abstractor, of scores.  `symbol_dim` and `symbol_std`: width of a
-    symbol, and its initial standard deviation.
+    A symbol has the width `symbol_dim` and initially the standard deviation `symbol_std`.
+
+    Args:
+        relation_act: The activation of relations or, for the Abstractor, of scores.
+        related: Numbers of relations of a query and of a key.
+        relation_dim: Width of a relation; 0: no relations.
+        symmetric: Whether queries and keys use one map to their relations.
     """
 
     normalise, act = "softmax", "identity"
@@ -113,8 +117,10 @@ class RelationalHeads(SymbolGroup):
     """Relational attention (ops.relational_attention): `relations` inner products of width `relation_dim` per pair.
 
     By default there is one relation per head, and the relations together are as wide as the heads' values together.
-    `relation_weight` (h e r) maps relations to the output of a head.  `relation_init` sets its initial values, see
-    `reset_parameters`; they depend on `symbol_std`, the initial standard deviation of symbols.
+
+    Attributes:
+        relation_weight: Maps relations to the output of a head (h e r).
+        relation_init: How `relation_weight` begins, see `reset_parameters`; "balanced" depends on `symbol_std`.
     """
 
     kind = "relational"
@@ -136,9 +142,12 @@ class RelationalHeads(SymbolGroup):
         """Initialise `relation_weight`; the maps must be initialised before, as linear maps are.
 
         "paper" is uniform within r^-1/2, "package" uniform within (e r)^-1/2.  "balanced" is normal: relations and
-        symbols contribute equal variance to a head's output if it attends equally to PROBE tokens, inputs are N(0, 1)
-        and symbols N(0, symbol_std^2).  The variance is measured with the current maps, on inputs that use no generator
-        of torch.  Raises ValueError for maps that are not initialised, or sharded.
+        symbols contribute equal variance to the output of a head that attends equally to PROBE tokens.  There inputs
+        are N(0, 1) and symbols N(0, symbol_std^2).  The variance is measured with the current maps, on inputs that use
+        no generator of the caller.
+
+        Raises:
+            ValueError: If "balanced" meets maps that are not initialised, or sharded.
         """
         if self.relation_weight.is_meta:  # models whose parameters are only counted
             return

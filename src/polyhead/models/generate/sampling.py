@@ -19,7 +19,7 @@ STREAM = 2**62
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """`temperature` 0: the most likely token; `top_k` or `top_p` None: no cut.
+    """How the next token is chosen: the most likely one, or a sample from the cut distribution.
 
     >>> logits, draws = torch.tensor([[2.0, 3.0, 3.0, 1.0]]).expand(4, 4), torch.tensor([0.0, 0.2, 0.6, 0.99])
     >>> SamplingOptions()(logits, draws), SamplingOptions(top_k=2)(logits, draws)
@@ -27,7 +27,13 @@ class SamplingOptions:
     >>> SamplingOptions(temperature=0.0)(logits, draws)
     tensor([1, 1, 1, 1])
 
-    Raises ValueError for a temperature below 0, a top_k below 1 or a top_p outside (0, 1].
+    Attributes:
+        temperature: With 0 the most likely token is chosen.
+        top_k: How many of the most likely tokens may be chosen; None: no cut.
+        top_p: The least probability of the nucleus; None: no cut.
+
+    Raises:
+        ValueError: For a negative or infinite temperature, a top_k that is not positive, or a top_p outside (0, 1].
     """
 
     temperature: float = 1.0

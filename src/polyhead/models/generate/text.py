@@ -12,8 +12,12 @@ HALF = "\N{REPLACEMENT CHARACTER}"
 
 
 class Codec(Protocol):
-    """A tokenizer, see tasks/text/tokens.py.  `count`: size of the vocabulary; `end`: the token between documents, or
-    None.  `decode` gives U+FFFD for invalid bytes, such as half a character."""
+    """A tokenizer, see tasks/text/tokens.py; `decode` gives U+FFFD for invalid bytes, such as half a character.
+
+    Attributes:
+        count: Size of the vocabulary.
+        end: The token between documents, or None.
+    """
 
     @property
     def count(self) -> int: ...
@@ -32,11 +36,15 @@ def generate_text(
     stop: str | Sequence[str] = (),
     **decoding: Unpack[Decoding],
 ) -> list[str]:
-    """The continuation of each prompt, without the prompt: up to `steps` tokens, or to the end of the document, or up
-    to the first complete string of `stop`, which is not included.  The other arguments are those of `generate`.
+    """The continuation of each prompt, without the prompt: up to `steps` tokens, or to the end of the document.
 
-    An empty prompt begins a document.  Raises ValueError as `generate` does, and for a codec whose vocabulary differs
-    from the model's.
+    An empty prompt begins a document.  The arguments in `decoding` are those of `generate`.
+
+    Args:
+        stop: The first complete string of these ends a continuation, which does not include the string.
+
+    Raises:
+        ValueError: As `generate` does, and for a codec whose vocabulary differs from the model's.
     """
     texts = [""] * len(prompts)
     for pieces in stream_text(model, codec, prompts, steps=steps, stop=stop, **decoding):

@@ -40,12 +40,12 @@ def generate(
 ) -> list[list[int]]:
     """The continuation of each prompt: up to `steps` tokens, without the prompt and without the final token of `stop`.
 
+    The other arguments, and the errors, are those of `stream`.
+
     >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=32, heads=Softmax(4), causal=True))
     >>> said = generate(model, [[1, 2, 3], [4]], steps=5, top_k=3, generator=torch.Generator().manual_seed(0))
     >>> [len(tokens) for tokens in said]
     [5, 5]
-
-    The other arguments, and what raises ValueError: see `stream`.
     """
     rows: list[list[int]] = [[] for _ in prompts]
     for new_tokens in stream(model, prompts, steps=steps, stop=stop, **decoding):
@@ -71,12 +71,20 @@ def stream(
 ) -> Iterator[list[int | None]]:
     """`generate` as a stream: yields per step the token of each row, None after the end of a row.
 
-    `temperature`, `top_k`, `top_p`: see `sampling.SamplingOptions`; temperature 0 takes the most likely token.  Row i
-    draws from its own random stream, seeded from `generator`: it does not depend on the other rows, on `steps` or on
-    the cache.  `source` is the input of an encoder, a row for each prompt; `source_mask` is True at its real tokens.
+    Row i draws from its own random stream, which does not depend on the other rows, on `steps` or on the cache.
 
-    Raises ValueError, before the first step, unless the model is causal, reads tokens, and returns logits over the same
-    tokens.  So does a prompt that exceeds the model's positions together with `steps`, and an encoder without a source.
+    Args:
+        temperature: With 0 the most likely token is taken, see `sampling.SamplingOptions`.
+        top_k: How many of the most likely tokens may be chosen; None: no cut.
+        top_p: The least probability of the nucleus; None: no cut.
+        stop: Tokens that end a row.
+        generator: Seeds the random streams of the rows.
+        source: The input of an encoder, a row for each prompt.
+        source_mask: True at real tokens of the source.
+
+    Raises:
+        ValueError: Before the first step, unless the model is causal, reads tokens, and returns logits over the same
+            tokens.  Also for an encoder without a source, and if a prompt and `steps` exceed the model's positions.
     """
     _check_model(model, steps)
     if isinstance(stop, (int, numbers.Integral)):  # NumPy's, too
@@ -159,7 +167,8 @@ class Padded(NamedTuple):
 def left_padded(prompts: Prompts, model: Transformer) -> Padded:
     """`prompts` as one batch on the model's device.
 
-    Raises ValueError without prompts, for an empty prompt, for texts and for tokens outside the vocabulary.
+    Raises:
+        ValueError: Without prompts, for an empty prompt, for texts and for tokens outside the vocabulary.
     """
     assert isinstance(model.config.inputs, config.Tokens)
     count = model.config.inputs.count

@@ -67,7 +67,8 @@ class AbstractorModel(nn.Module):
     ) -> Float[Tensor, "b _ _"]:
         """Logits (b 1 c), or the abstract states (b s m); `mask` is True at real objects.
 
-        `taps` collects the Taps of each layer's relational cross-attention.
+        Args:
+            taps: Collects the Taps of each layer's relational cross-attention.
         """
         x = self.inputs(inputs)
         check_mask("AbstractorModel", "mask (b s)", mask, x)
