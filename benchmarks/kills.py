@@ -66,9 +66,10 @@ def modified(path: pathlib.Path) -> int:
 
 
 def live(folder: pathlib.Path, num_processes: int, delay: float, dice: random.Random) -> tuple[bool, int]:
-    """Resume the run and kill a process `delay` seconds after it went on; return whether that happened, and the code.
+    """Resume the run and kill a process; return whether that happened, and the exit code.
 
-    A delay below 0 kills while the libraries are imported.
+    Args:
+        delay: Seconds after the run went on; a delay below 0 kills while the libraries are imported.
     """
     rows = folder / METRICS
     before = modified(rows)

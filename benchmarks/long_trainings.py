@@ -52,7 +52,9 @@ TABLE_ROWS = {
 class Variant:
     """A row of Table A1 in the setting of the main test, or with another one.
 
-    `width`: of heads; `dim`: of the network, whose MLP is twice as wide.
+    Attributes:
+        width: The width of heads.
+        dim: The width of the network, whose MLP is twice as wide.
     """
 
     row: str
@@ -142,9 +144,10 @@ def training(row: str, seed: int) -> Run:
 
 
 def pilot(row: str, seed: int, split: int | None = None) -> Run:
-    """One run on SRAVEN: permuted columns, 2 features of 8 values, scores on 6,400 instances a split.
+    """One run on SRAVEN: permuted columns, two features of 8 values, scores on 6,400 instances a split.
 
-    `split`: which rules are held out; by default a split of the seed's own.
+    Args:
+        split: Which rules are held out; by default a split of the seed's own.
     """
     name = f"sraven-{row}-{seed}"
     if split is None:

@@ -18,7 +18,9 @@ from polyhead import jaxside
 class HylaAttention(nnx.Module):
     """Causal HYLA self-attention, with the names, layouts and numbers of `ph.MultiHeadAttention(dim, ph.Hyla(heads))`.
 
-    `qkv.weight` has the rows of queries, keys and values, head by head; `out.weight` maps all heads to the output.
+    Attributes:
+        qkv: Rows of queries, keys and values, head by head (3m m).
+        out: The map from all heads to the output (m m).
     """
 
     def __init__(self, dim: int, num_heads: int, *, causal: bool = True, rngs: nnx.Rngs) -> None:

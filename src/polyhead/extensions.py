@@ -29,8 +29,10 @@ Extension = TypeVar("Extension", bound=Callable[..., object])
 def register(extension: Extension) -> Extension:
     """Register a task, a mechanism or a recipe (a function that returns runs); also a decorator.
 
-    The command line then knows a class by its name, and a recipe by that of the function with "-" for "_".  Raises
-    ValueError for a class or function that another process could not import, and for a name that is taken.
+    The command line then knows a class by its name, and a recipe by that of the function with "-" for "_".
+
+    Raises:
+        ValueError: For a class or function that another process could not import, and for a name that is taken.
     """
     if not callable(extension):
         raise ValueError(f"register: give a class or a recipe, got {extension!r}")
@@ -55,8 +57,12 @@ def added(sort: str) -> dict[str, object]:
 
 
 def with_added(sort: str, definitions: Mapping[str, Any], caller: str) -> dict[str, Any]:
-    """The `definitions` of polyhead and those of users, by name.  With one name for two, a command would take one
-    without a word: it raises ValueError, which begins with `caller`."""
+    """The `definitions` of polyhead and those of users, by name.
+
+    Raises:
+        ValueError: For one name with two definitions: a command would take either of them without a word.  The message
+            begins with `caller`.
+    """
     others = added(sort)
     for name, other in others.items():
         if name.lower() in map(str.lower, definitions):
@@ -69,7 +75,8 @@ def with_added(sort: str, definitions: Mapping[str, Any], caller: str) -> dict[s
 def bring(modules: Iterable[str], option: str = "--import") -> None:
     """Import modules by name, also from the working directory.
 
-    Raises ValueError, which names the `option` that asked for them, if one cannot be imported.
+    Raises:
+        ValueError: For a module that cannot be imported; the message names the `option` that asked for the module.
     """
     for module in modules:
         if not module or module.startswith("."):
@@ -95,8 +102,11 @@ def kind_of(definition: object) -> str:
 
 
 def find(kind: str, path: str) -> type:
-    """The class of the name "module:Class".  Raises ValueError, which begins with `path`, unless its module is
-    imported."""
+    """The class of the name "module:Class".
+
+    Raises:
+        ValueError: Unless the module is imported and has a dataclass of that name; the message begins with `path`.
+    """
     module, _, name = kind.partition(":")
     _bring_from_environment()
     cls = _imported(module, name)
@@ -117,7 +127,8 @@ def _imported(module: str, name: str) -> object:
 def foreign(config: object, caller: str) -> dict[str, type]:
     """The classes in a configuration that are outside this package, by their names in files.
 
-    Raises ValueError, which begins with `caller`, if one cannot be imported by its module and name.
+    Raises:
+        ValueError: For a class that cannot be imported by its module and name; the message begins with `caller`.
     """
     kinds: dict[str, type] = {}
     if isinstance(config, (list, tuple)):

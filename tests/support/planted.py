@@ -10,7 +10,10 @@ from polyhead.train.store.folder import METRICS, Result
 def finished(run, folder, scores, courses, losses=(), text=""):
     """`run` in a folder inside `folder`, with its `scores` at the end.
 
-    `courses`: split -> step -> scores by metric.  `losses`: of training, step by step.  `text`: its fingerprint.
+    Args:
+        courses: Split -> step -> scores by metric.
+        losses: Those of training, step by step.
+        text: The fingerprint of the run's text.
     """
     run_folder = folder / f"{run.name}-{digest(run)}"
     run_folder.mkdir(parents=True, exist_ok=True)

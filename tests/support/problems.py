@@ -52,9 +52,9 @@ def make_bias(kind, b, h, t, s, dtype):
 
 
 def make_mask(kind, b, h, t, s):
-    """`rows`: one query of sample 0 sees no key, in all heads; `plane`: one of every sample; `keys`: padding.
+    """A Boolean mask of a kind, or None: "keys" is padding, "thin" has sizes of 1 anywhere.
 
-    `thin`: sizes of 1 anywhere.
+    With "rows" one query of sample 0 sees no key in any head, with "plane" one query of every sample sees none.
     """
     if kind is None:
         return None

@@ -1,7 +1,4 @@
-"""Every implementation of every op that runs here, called alike, in tiles so small that a few rows fill several.
-
-Kernels run in Triton's interpreter.
-"""
+"""Every implementation of every op that runs here, called alike, in small tiles; kernels in Triton's interpreter."""
 
 import pytest
 import torch

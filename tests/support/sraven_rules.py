@@ -22,10 +22,12 @@ def obeys(grid, rule, *, values):
 
 
 def violations(panels, rules, permutations, *, values):
-    """What is wrong with instances, in words; [] if nothing is.
+    """What is wrong with instances, in words; [] if nothing is.  Arrays are as in `Batch.latents` of `Sraven`.
 
-    panels (b g g m), the answer included, rules (b m), permutations (b g m), as `Batch.latents` of `Sraven` has them:
-    slot j of column c shows feature permutations[b, c, j], and feature i obeys rules[b, i].  Nested lists will do.
+    Args:
+        panels: The panels (b g g m), the answer included.
+        rules: Feature i obeys rules[b, i] (b m).
+        permutations: Slot j of column c shows feature permutations[b, c, j] (b g m).
     """
     messages = []
     lists = (np.asarray(array).tolist() for array in (panels, rules, permutations))

@@ -99,8 +99,7 @@ def turns(names: Sequence[str], values: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def models(heads: dict[str, list[Any]] = EVERY, **options: Any) -> dict[str, config.TransformerConfig]:
-    """Causal language models over 12 tokens, two layers of these heads; options that are not given vary from model to
-    model."""
+    """Causal language models over 12 tokens, two layers of these heads; options that are not given vary by model."""
     forward = (config.Swiglu(24), config.Mlp(24), config.Experts(3, 2, hidden=8))
     tied = config.Logits(12, tied=True), config.Logits(12)
     configs, common = {}, {"inputs": config.Tokens(12), "layers": 2, "causal": True, "max_length": 24}
@@ -113,8 +112,7 @@ def models(heads: dict[str, list[Any]] = EVERY, **options: Any) -> dict[str, con
 
 
 def far(module: nn.Module) -> Any:
-    """The module in evaluation, with all parameters moved far from their initial values: those make attention nearly
-    uniform, and biases of 0 hide faults."""
+    """The module in evaluation, far from its initial values: near-uniform attention and biases of 0 hide faults."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():

@@ -17,8 +17,12 @@ SUFFIXES = (".json", ".yaml", ".yml")
 def read_run(path: str, recipe: Callable[[str], Sequence["Run"]], outer: Sequence[str] = ()) -> "Run":
     """Return the run in a file.  A file with `recipe` starts from that recipe or file and lists the changed fields.
 
-    `outer`: the files that start from this one.  Raises ValueError for a recipe of several runs, for unknown fields,
-    and for a file that starts from itself.
+    Args:
+        recipe: Returns the runs of a recipe or file by its name.
+        outer: The files that start from this one.
+
+    Raises:
+        ValueError: For a recipe of several runs, for unknown fields, and for a file that starts from itself.
     """
     if os.path.realpath(path) in map(os.path.realpath, outer):
         raise ValueError(f"{outer[-1]}: its recipe leads back to {path}: {' -> '.join([*outer, path])}")
@@ -90,11 +94,16 @@ def heads_of(run: "Run") -> "list[Mechanism]":
 def read_heads(text: str, caller: str, like: "Sequence[Mechanism]" = ()) -> "tuple[Mechanism, ...]":
     """Groups of heads written as one word: names of mechanisms with numbers of heads, joined by commas or "+".
 
-    A name alone has the default number.  Where all groups in `like` agree on a field of `COMMON_FIELDS`, the new groups
-    keep its value.  Raises ValueError, which begins with `caller`, for a wrong name or number.
+    A name alone has the default number.
 
     >>> read_heads("softmax:4,hyla:4", "x")[1].heads
     4
+
+    Args:
+        like: Where all these groups agree on a field of `COMMON_FIELDS`, the new groups keep its value.
+
+    Raises:
+        ValueError: For a wrong name or number; the message begins with `caller`.
     """
     from polyhead.config.mechanisms import COMMON_FIELDS, MECHANISMS
     from polyhead.extensions import with_added

@@ -125,7 +125,10 @@ def configure(
 def parse_fields(default: Any, words: list[str], prog: str, description: str) -> Any:
     """Return `default` with the fields that `words` change; --help prints all fields and exits.
 
-    A wrong option is explained by tyro, which exits with 2.  Raises ValueError if a configuration refuses a value.
+    A wrong option is explained by tyro, which exits with 2.
+
+    Raises:
+        ValueError: If a configuration refuses a value.
     """
     markers: Any = (tyro.conf.AvoidSubcommands, tyro.conf.HelptextFromCommentsOff)
     errors = io.StringIO()

@@ -35,12 +35,16 @@ TABLE, UP = "token_embeddings.weight", "layers.0.ffn.w1.weight"
 def load(state_dict: Mapping[str, Any], *, heads: int, theta: float, context: int) -> Transformer:
     """Return the course's state dict as a `polyhead.Transformer`, on the device and in the dtype of its token table.
 
-    Values are tensors, or arrays of NumPy.  Layers, widths and vocabulary are read from the shapes.  The number of
-    heads, the rotary theta and the context length are arguments, because no tensor has them.  Prefixes of torch.compile
-    (`_orig_mod.`) and of DistributedDataParallel (`module.`) are removed.
+    Layers, widths and vocabulary are read from the shapes.  The number of heads, the rotary theta and the context
+    length are arguments, because no tensor has them.
 
-    Raises ValueError, which names them, for missing or unknown keys and for shapes that do not match, and for a whole
-    checkpoint.
+    Args:
+        state_dict: Tensors, or arrays of NumPy.  Prefixes of torch.compile (`_orig_mod.`) and of
+            DistributedDataParallel (`module.`) are removed.
+
+    Raises:
+        ValueError: For missing or unknown keys and for shapes that do not match, which the message names, and for a
+            whole checkpoint.
     """
     if not isinstance(state_dict, Mapping):
         raise ValueError(f"cs336.load: a state dict must come, got a {type(state_dict).__name__}")
@@ -77,8 +81,9 @@ def load(state_dict: Mapping[str, Any], *, heads: int, theta: float, context: in
 def save(model: Transformer) -> dict[str, Tensor]:
     """Return the course's state dict, copied: the inverse of `load`.
 
-    Raises ValueError, which names the field, if the model does not have the course's architecture, and for heads that
-    compute a user's function.
+    Raises:
+        ValueError: For a field that differs from the course's architecture, which the message names, and for heads that
+            compute a user's function.
     """
     check_functions("cs336.save", model)
     config = model.config

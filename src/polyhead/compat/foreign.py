@@ -30,10 +30,15 @@ def visible(mask: Tensor) -> Bool[Tensor, "..."]:
 def limits(
     masks: Sequence[Tensor], t: int, s: int, dtype: torch.dtype
 ) -> tuple[Float[Tensor, "#b #h t s"] | None, Bool[Tensor, "..."] | None]:
-    """Return our (bias, mask) from foreign masks (b|1 h|1 t|1 s): Boolean, True where a query may attend, or floating.
+    """Return our (bias, mask) from foreign masks (b|1 h|1 t|1 s).
 
-    Floating masks are added to the scores; -inf and the dtype's smallest number mask a pair.  A bias of zeros and a
-    mask of True are None, where their numbers may be read and are not learned.
+    Args:
+        masks: Boolean, True where a query may attend, or floating.  Floating masks are added to the scores; -inf and
+            the dtype's smallest number mask a pair.
+        dtype: That of the bias.
+
+    Returns:
+        A bias of zeros and a mask of True are None, where their numbers may be read and are not learned.
     """
     bias = mask = None
     for array in masks:

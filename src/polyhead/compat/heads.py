@@ -62,8 +62,11 @@ def is_plain(module: nn.Module) -> bool:
 def added(layer: str, groups: Iterable[nn.Module], bias: Tensor | None) -> Tensor | None:
     """Return an added mask as these heads read it.
 
-    Heads without a softmax over keys would read -1e9 as a score.  Raises ValueError for such numbers where they may be
-    read.  Elsewhere, as in compiled code, they become -inf.
+    Heads without a softmax over keys would read -1e9 as a score.  Where such numbers may not be read, as in compiled
+    code, they become -inf.
+
+    Raises:
+        ValueError: For such numbers where they may be read.
     """
     if bias is None or not bias.numel():
         return bias

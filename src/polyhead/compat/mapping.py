@@ -31,7 +31,8 @@ def of_linear(*keys: str, name: str, bias: bool = True, rows: slice = slice(None
 def fill(caller: str, module: nn.Module, mappings: Sequence[TensorMapping], state: Mapping[str, Tensor]) -> None:
     """Copy the tensors of `state` to our parameters and set all other entries to 0.
 
-    Raises ValueError for missing or unknown keys, wrong shapes, and keys of one tensor that differ.
+    Raises:
+        ValueError: For missing or unknown keys, wrong shapes, and keys of one tensor that differ.
     """
     known_keys: set[str] = set()
     missing = []
@@ -69,10 +70,7 @@ def uncompiled(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensor_of(name: str, value: Any) -> Tensor:
-    """Return a copy of a parameter as a tensor: of PyTorch, NumPy or JAX, in bfloat16, too.
-
-    Raises ValueError for anything else.
-    """
+    """A tensor that copies a parameter of PyTorch, NumPy or JAX, also in bfloat16.  Raises ValueError for others."""
     if isinstance(value, Tensor):
         return value.detach().clone()
     array = np.array(value)

@@ -38,7 +38,8 @@ def fill_in(
 ) -> dict[str, Any]:
     """Return the arguments with the defaults filled in.
 
-    Raises ValueError for unknown and missing names, and for other values than the `fixed` ones.
+    Raises:
+        ValueError: For unknown and missing names, and for other values than the `fixed` ones.
     """
     if not isinstance(arguments, Mapping):
         raise ValueError(f"{name} must be arguments by name, got {arguments!r}")

@@ -27,10 +27,13 @@ from polyhead.spec.values import one_line
 def load(state_dict: Mapping[str, Tensor], config: Mapping[str, Any] | None = None, **arguments: Any) -> Transformer:
     """Return a language model of the package as ours, on the device and in the dtype of its tensors.
 
-    `config` holds the arguments of its constructor, as a published config.json does; they may also be given by name.
+    Args:
+        config: The arguments of the model's constructor, as a published config.json has them.
+        **arguments: Such arguments by name; they replace those in `config`.
 
-    Raises ValueError, which names it, for an argument or a key that is missing or unknown, a tensor of a wrong shape,
-    and an option without an equivalent in ours.
+    Raises:
+        ValueError: For an argument or a key that is missing or unknown, a tensor of a wrong shape, and an option
+            without an equivalent in ours.  The message names the argument, key or option.
     """
     state = uncompiled(state_dict)
     try:

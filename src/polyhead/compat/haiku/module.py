@@ -40,8 +40,9 @@ class MultiheadAttention(hk.Module):
     ) -> tuple[jax.Array, jax.Array]:
         """Return (out, attention): (B, ..., S, d_model) and (B, ..., heads, S, keys), for q (B, ..., S, d_model).
 
-        `mask` hides a key where it is 0, whatever its dtype.  Its shape is (B|1, ..., 1|S, keys), or
-        (B|1, 1|S, keys) for all dimensions between batch and sequence.
+        Args:
+            mask: Zeros hide keys, whatever the dtype.  The shape is (B|1, ..., 1|S, keys), or (B|1, 1|S, keys) for all
+                dimensions between batch and sequence.
         """
         batch = q.shape[:-2]
         num_queries, num_keys = q.shape[-2], k.shape[-2]
@@ -74,8 +75,9 @@ MultiHeadAttention = MultiheadAttention
 def visible_pairs(mask: jax.Array, pairs: tuple[int, ...]) -> jax.Array:
     """Return the tutorial's mask for `pairs` (B, ..., S, keys) as a Boolean mask (b 1 t s), True where visible.
 
-    Raises ValueError for a shape that does not fit or has no batch: the tutorial's module would read a mask (heads,
-    keys) as one row per head.
+    Raises:
+        ValueError: For a shape that does not fit or has no batch: the tutorial's module would read a mask (heads, keys)
+            as one row per head.
     """
     mask = jnp.asarray(mask)
     shape = tuple(mask.shape)

@@ -31,9 +31,11 @@ Params = Mapping[str, Mapping[str, Any]]
 def from_haiku(params: Params, *, heads: int, name: str | None = None, device: Device = None) -> MultiHeadAttention:
     """Return the layer whose parameters are `params`: `MultiHeadAttention(dim, [Softmax(heads)], bias=True)`.
 
-    `name` is the module's name in `params` ("mha", "encoder/~/mha"), needed if there are several modules.
+    Args:
+        name: The module's name in `params` ("mha", "encoder/~/mha"), needed if there are several modules.
 
-    Raises ValueError for missing linears, an unknown name, and shapes that do not match.
+    Raises:
+        ValueError: For missing linears, an unknown name, and shapes that do not match.
     """
     state = to_state_dict(params, name=name)
     dim = len(state["out.weight"])
@@ -92,7 +94,9 @@ def _prefix(params: Params, name: str | None) -> str:
 def to_haiku(attention: MultiHeadAttention, *, name: str = "mha") -> dict[str, dict[str, NDArray[Any]]]:
     """Return the tutorial's parameters of `attention`, copied: the inverse of `from_haiku`; bfloat16 as float32.
 
-    Raises ValueError unless it is one group of softmax heads with biases, of width / heads each.
+    Raises:
+        ValueError: For all but one group of softmax heads of width / heads with biases, and for positions, q/k norms, a
+            window, a causal mask or a user's function.
     """
     check_functions("to_haiku", attention)
     dim = attention.dim
@@ -129,7 +133,8 @@ def _array(parameter: Tensor) -> NDArray[Any]:
 def from_haiku_mask(mask: Integer[np.ndarray, "..."] | Bool[np.ndarray, "..."]) -> Bool[Tensor, "b 1 t s"]:
     """Return the tutorial's mask (B, 1, S), (B, S, S) or (1, S, S), in which 0 hides, as our Boolean mask.
 
-    Raises ValueError for other ranks, which the tutorial's module handles wrongly or refuses.
+    Raises:
+        ValueError: For other ranks, which the tutorial's module handles wrongly or refuses.
     """
     array = np.asarray(mask)
     if array.ndim != 3:

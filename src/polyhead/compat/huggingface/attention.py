@@ -37,8 +37,12 @@ FromStream = dict[int, dict[str, Tensor]]
 class Heads(Groups):
     """The head groups of one layer of a foreign model, with their own parameters and the layer's own symbols.
 
-    They get the sizes of the module `attention`, and the device and dtype of its `v_proj`.  Raises ValueError if the
-    numbers of heads differ, or if a mechanism needs more than the model's q, k and v.
+    Args:
+        attention: The module that gives the heads their sizes; its `v_proj` gives their device and dtype.
+
+    Raises:
+        ValueError: For another number of heads, for a mechanism of other sizes or inputs than the model gives, for
+            parameters beside a quantised `v_proj`, and for symbols beside a wrapped one.
     """
 
     def __init__(self, mechanisms: Sequence[configs.Mechanism], attention: Any) -> None:
@@ -128,7 +132,7 @@ class Heads(Groups):
 
 
 def _fitted(mechanism: configs.Mechanism, is_whole: bool, **fields: Any) -> configs.Mechanism:
-    """The mechanism with the model's sizes.  Raises ValueError if it contradicts them, or reads more than q, k, v."""
+    """The mechanism with the model's sizes.  Raises ValueError for other sizes, and for inputs that the model lacks."""
     name = type(mechanism).__name__
     for field, size in fields.items():
         if getattr(mechanism, field) not in (None, size):
@@ -207,8 +211,14 @@ def attend(
 ) -> tuple[Tensor, None]:
     """The function of the interface, on (b h t d) tensors; returns (b t h e).
 
-    `heads` is called like `Heads`.  Softmax heads get the model's soft cap and sinks (`s_aux`); heads of other kinds
-    have neither.  Raises ValueError for options that the ops lack, and for packed sequences that no mask separates.
+    Args:
+        heads: Called like `Heads`.
+        polyhead: What relational heads read beside q, k and v.
+        softcap: The model's soft cap, for softmax heads; heads of other kinds have none.
+        s_aux: The model's sinks, for softmax heads; heads of other kinds have none.
+
+    Raises:
+        ValueError: For options that the ops lack, and for packed sequences that no mask separates.
     """
     name = type(module).__name__
     # Options of some models beside softmax(q k + bias) over the mask; "cache" is a paged one.

@@ -51,7 +51,9 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
     def crop(self, tokens_to_remove: int) -> None:
         """Remove the last tokens; their number is given as a negative number.
 
-        Raises ValueError if a layer stores a sum over tokens (linear heads) or only the last tokens (a window).
+        Raises:
+            ValueError: For a positive number, and if a layer stores a sum over tokens (linear heads) or only the last
+                tokens (a window).
         """
         if tokens_to_remove > 0:
             raise ValueError(f"PolyheadCache: crop must get minus the number of tokens, got {tokens_to_remove}")

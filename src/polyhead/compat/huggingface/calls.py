@@ -83,7 +83,8 @@ def verify(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, str]:
     A layer that is not named computed attention of its own.  Without inputs the model reads four tokens.  Gradients and
     dropout are off, and a compiled model runs uncompiled.
 
-    Raises ValueError if heads of the configuration, or of the model's `attn_implementation`, were not called.
+    Raises:
+        ValueError: If heads of the configuration, or of the model's `attn_implementation`, were not called.
     """
     if not inputs and not options:
         inputs = (torch.arange(1, 5, device=next(model.parameters()).device)[None],)

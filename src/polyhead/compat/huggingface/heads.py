@@ -33,8 +33,14 @@ TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "granite", "smo
 def register(*types: str) -> None:
     """Register `NAMES` and the configurations with heads in transformers; may be called again.
 
-    A name of ours is not saved with a model, heads of its configuration are (`with_heads`).
-    A model that computes attention itself raises ValueError for them; `verify` shows what each layer computes.
+    A name of ours is not saved with a model; heads of its configuration are (`with_heads`).  A model that computes
+    attention itself refuses such names and heads with ValueError.  `verify` shows what each layer computes.
+
+    Args:
+        *types: Model types beside `TYPES`, such as "phi".
+
+    Raises:
+        ValueError: For a type that is not known to call the attention interface in every layer.
     """
     # One function for each name, and the masks that go with it: without these transformers passes no mask.
     for name, mechanism in NAMES.items():
@@ -50,10 +56,11 @@ def register(*types: str) -> None:
 def with_heads(config: Any, heads: Mechanism | Iterable[Any]) -> Any:
     """A copy of a transformers configuration with the heads of each layer; a model made from it checks their sizes.
 
-    `heads`: groups for all layers, or a list per layer, in which None leaves a layer's attention unchanged.
     The copy has its own class and model type, "polyhead_llama" for "llama".
-
     `from_pretrained(folder, config=with_heads(...))` reads an ordinary checkpoint into such a model.
+
+    Args:
+        heads: Groups for all layers, or a list per layer, in which None leaves a layer's attention unchanged.
     """
     holder = _classes(_type_of(config))[0]
     by_layer = [heads] if isinstance(heads, Mechanism) else list(heads)
@@ -88,8 +95,9 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     relations and symbols; symbols are mapped by a copy of their rows of v_proj.  The model gets a copy of its
     configuration that has the heads, so it can be saved.  Swap before a model is wrapped (PEFT).
 
-    Raises ValueError for a model without q_proj, k_proj, v_proj and o_proj, and for layers and heads that do not match
-    it.  The model is then unchanged.
+    Raises:
+        ValueError: For a model of another class than transformers' own, a model without q_proj, k_proj, v_proj and
+            o_proj, and layers and heads that do not match the model.  The model is then unchanged.
     """
     config: Any = getattr(model, "config", None)
     network = _classes(_type_of(config))[1]
@@ -220,10 +228,7 @@ def _classes(model_type: str) -> tuple[type, type]:
 
 
 def _put(model: Any, by_layer: Mapping[int, Sequence[Mechanism]]) -> None:
-    """Put heads into the attention of layers.  Raises ValueError for attention without separate projections.
-
-    All heads are built before the first change, so that an error leaves the model as it was.
-    """
+    """Put heads into the attention of layers, all or none.  Raises ValueError without separate projections."""
     projections = {"q_proj", "k_proj", "v_proj", "o_proj"}
     candidates = [module for module in model.modules() if module._modules.keys() >= projections]
     new_heads = {}

@@ -14,9 +14,11 @@ from polyhead.ops.readable import is_readable
 
 
 def require(condition: Tensor, message: str) -> None:
-    """Raise ValueError unless all entries are True; recorded code raises RuntimeError when it runs.
+    """Check that all entries of `condition` are True.
 
-    `torch.jit.trace` drops what has no result, this check too, so there it raises ValueError at once.
+    Raises:
+        ValueError: If an entry is False, and always under `torch.jit.trace`, which would drop this check.
+        RuntimeError: If an entry is False where recorded code runs.
     """
     if torch.jit.is_tracing():
         raise ValueError(f"{message}, which torch.jit.trace cannot check: give Boolean masks or use torch.export")
@@ -33,13 +35,19 @@ def require(condition: Tensor, message: str) -> None:
 def place_tokens(
     model: str, tokens: Tensor, attention_mask: Tensor | None, position_ids: Tensor | None, cache: PolyheadCache | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """For `tokens` (b t ...), which follow those in the cache: mask (b t), positions (b|1 t), and `cu_seqlens`.
+    """Mask, positions and `cu_seqlens` of `tokens` (b t ...), which follow those in the cache.
 
-    None stands for: all are real; positions are counted; there is one sequence.  `attention_mask` (b s) is 1 at real
-    tokens, those in the cache included.
+    Args:
+        model: The name with which errors begin.
+        attention_mask: Shape (b s), 1 at real tokens, those in the cache included.
 
-    Raises ValueError, in the name of `model`, for other shapes or numbers, for a mask that contradicts the cache, and
-    for packed sequences with a cache, with padding, or in several rows.
+    Returns:
+        A mask (b t), None if all tokens are real; positions (b|1 t), None if counted; the edges of packed sequences,
+            None for one sequence.
+
+    Raises:
+        ValueError: For other shapes or numbers, for a mask that contradicts the cache, and for packed sequences with a
+            cache, with padding, or in several rows.
     """
     b, t = tokens.shape[:2]
     num_cached = 0 if cache is None else cache.get_seq_length()
@@ -101,8 +109,11 @@ def place_tokens(
 def sequence_edges(model: str, position_ids: Tensor, restarts: Tensor) -> Tensor:
     """Return the edges (`cu_seqlens`) of the sequences in the single row `position_ids` (1 t).
 
-    `restarts` (t - 1) is True before the first token of a further sequence.  Raises ValueError if positions of several
-    sequences do not count from 0.
+    Args:
+        restarts: Shape (t - 1), True before the first token of a further sequence.
+
+    Raises:
+        ValueError: If positions of several sequences do not count from 0.
     """
     t = position_ids.shape[1]
     if is_readable(restarts):

@@ -70,10 +70,7 @@ class PolyheadModel(transformers.PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Compute constants again, which `from_pretrained` leaves empty.
-
-        Raises ValueError for parameters that no file has filled.
-        """
+        """Compute constants, which `from_pretrained` leaves empty.  Raises ValueError for other empty parameters."""
         if isinstance(module, Constant):
             module.to(module.value.device)  # recomputes the value
         for name, parameter in module.named_parameters(recurse=False):
@@ -118,12 +115,15 @@ class PolyheadModel(transformers.PreTrainedModel):
     ) -> Any:
         """The stream for tokens or embeddings; on request the cache, hidden states, and latent codes of all pairs.
 
-        `attention_mask` (b s), s counting the tokens in the cache, too, is 0 at padding.  `cache` is also called
-        `past_key_values`.  `position_ids` (b|1 t) are by default the number of real tokens before each.  Where those of
-        one row (1 t) without padding restart at 0, another packed sequence begins.
+        Args:
+            attention_mask: Shape (b s), 0 at padding; s counts the tokens in the cache, too.
+            past_key_values: Another name of `cache`.
+            position_ids: Shape (b|1 t), by default the number of real tokens before each.  Where those of one row (1 t)
+                without padding restart at 0, another packed sequence begins.
 
-        Raises ValueError for a mask that contradicts the cache, for packed sequences with a cache or padding, and for
-        other arguments, unless they are None or False.
+        Raises:
+            ValueError: For a mask that contradicts the cache, for packed sequences with a cache or padding, and for
+                other arguments, unless they are None or False.
         """
         name = type(self).__name__
         for option, value in options.items():
@@ -165,7 +165,8 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
     >>> model.generate(torch.tensor([[72, 105]]), max_new_tokens=3, do_sample=False).shape
     torch.Size([1, 5])
 
-    Raises ValueError for a model that is not causal, or does not end in logits.
+    Raises:
+        ValueError: For a model that is not causal, or does not end in logits.
     """
 
     def __init__(self, config: PolyheadConfig) -> None:
@@ -208,9 +209,11 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         **options: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (b t c), and with `labels` (b t; -100: not scored) the mean loss of each next token.
+        """Logits (b t c), and with `labels` the mean loss of each next token; other arguments are `PolyheadModel`'s.
 
-        Other arguments are those of `PolyheadModel`.
+        Args:
+            labels: Shape (b t), -100 at tokens that are not scored.
+            logits_to_keep: Number of last tokens that get logits (0: all of them), or the indices of tokens.
         """
         names = {"num_items_in_batch", "shift_labels", "ignore_index"} & options.keys()
         loss_options = {name: options.pop(name) for name in names}  # arguments of `loss_function`
@@ -251,7 +254,8 @@ transformers.AutoModelForCausalLM.register(PolyheadConfig, PolyheadForCausalLM, 
 def from_run(folder: str | pathlib.Path) -> PolyheadForCausalLM:
     """The trained model of a run folder, in eval mode on the CPU.
 
-    Raises ValueError for a run of another kind of model.
+    Raises:
+        ValueError: For a run of another kind of model.
     """
     run, trained = load_model(folder)
     with torch.random.fork_rng(devices=[]):
@@ -263,8 +267,11 @@ def from_run(folder: str | pathlib.Path) -> PolyheadForCausalLM:
 def to_folder(run: str | pathlib.Path, path: str | pathlib.Path, **options: Any) -> None:
     """Write the model of a run folder to `path`, for `from_pretrained`, and for a run on text its tokenizer.
 
-    `options` go to `save_pretrained`: `max_shard_size="1GB"`.  Raises ValueError for a tokenizer that is not
-    the one the model was trained with.
+    Args:
+        **options: Options of `save_pretrained`, such as `max_shard_size="1GB"`.
+
+    Raises:
+        ValueError: For a tokenizer that is not the one the model was trained with.
     """
     model, config = from_run(run), read_config(run)
     if hasattr(config.task, "codec"):

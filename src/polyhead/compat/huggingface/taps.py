@@ -25,8 +25,7 @@ _RECORD: ContextVar[Callable[..., Any]] = ContextVar("record")
 
 
 def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
-    """One forward pass `model(*inputs, **options)`, without dropout or gradients: the taps of every call of attention,
-    in order.
+    """The taps of every call of attention, in order, in one forward pass `model(*inputs, **options)`.
 
     >>> import transformers
     >>> gpt = transformers.GPT2Model(transformers.GPT2Config(vocab_size=100, n_embd=32, n_layer=2, n_head=4))
@@ -34,11 +33,13 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     >>> [(layer.name, *layer.groups[0].q.shape) for layer in taps]
     [('h.0.attn', 3, 7, 4, 8), ('h.1.attn', 3, 7, 4, 8)]
 
-    q and k are as they enter the scores, after rotation and norms; q is multiplied by a scale of the model's own.
-    transformers' functions do not get the inputs, outputs and projections of layers, which are None.  A query without a
-    visible key (padding on the left) has the code 0.  Afterwards the model is as before.
+    The pass has no dropout and no gradients, and leaves the model as before.  q and k are as they enter the scores,
+    after rotation and norms; q is multiplied by a scale of the model's own.  transformers' functions do not get the
+    inputs, outputs and projections of layers, which are None.  A query without a visible key (padding on the left) has
+    the code 0.
 
-    Raises ValueError if the model does not use the interface, or if its attention is not plain softmax attention.
+    Raises:
+        ValueError: If the model does not use the interface, or if its attention is not plain softmax attention.
     """
     names = {module: name for name, module in model.named_modules()}
     taps: list[Taps] = []

@@ -40,8 +40,9 @@ class MultiheadAttention(MultiHeadAttention):
     Rows of `in_proj_weight` are queries, keys, values, head by head; relational heads have no rows for values.  The
     same seed gives the same weights as PyTorch's module.
 
-    Raises ValueError if the heads are not `num_heads` in total, and for add_bias_kv and add_zero_attn: only softmax can
-    ignore such keys.
+    Raises:
+        ValueError: If the heads are not `num_heads` in total, and for add_bias_kv and add_zero_attn: only softmax can
+            ignore such keys.
     """
 
     in_proj_weight: Tensor | None
@@ -122,9 +123,10 @@ class MultiheadAttention(MultiHeadAttention):
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output, and the code (b h t s) after dropout or its mean over heads (b t s) if `need_weights`.
 
-        `is_causal` states that `attn_mask` is the causal mask, and requires one; as in PyTorch, the mask is read
-        nevertheless if `need_weights`.  PyTorch also reads it if there is a `key_padding_mask`, this module does not:
-        a wrong hint then gives another result.
+        Args:
+            is_causal: A hint that `attn_mask`, which must be there, is the causal mask.  The mask is read nevertheless
+                if `need_weights`, as in PyTorch.  With a `key_padding_mask` PyTorch reads the mask, too.  This module
+                does not: a wrong hint then gives another result.
         """
         # Equal inputs stay one tensor.
         x = self._batch_first("query", query, self.embed_dim)

@@ -18,12 +18,13 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
     >>> replace(model, [Softmax(2), Hyla(2)])
     2
 
-    Parameters are the same objects, so an optimiser still updates them; with relational heads the joint matrix is a new
-    one, without the rows of values that these heads do not use: those rows become the maps of their symbols.
+    Parameters are the same objects, so an optimiser still updates them.  With relational heads the joint matrix is a
+    new one, without the rows of values that these heads do not use: those rows become the maps of their symbols.
 
-    Raises ValueError, and replaces nothing, for heads of other widths or another number, add_bias_kv, add_zero_attn, a
-    subclass (it may compute something else), a module with hooks or wrappers (PEFT, a parametrised output: they would
-    be lost), and a model without such a module.
+    Raises:
+        ValueError: For heads of other widths or another number, add_bias_kv, add_zero_attn, and a model without such a
+            module.  Also for a subclass, which may compute something else, and for a module with hooks or wrappers
+            (PEFT, a parametrised output), which would be lost.  Nothing is replaced then.
     """
     # All are built before any is put in, so an error changes nothing.
     replacements: dict[nn.Module, nn.Module] = {}
@@ -44,7 +45,8 @@ def replace(model: nn.Module, heads: Heads = None, *, max_length: int = 512) -> 
 def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> MultiheadAttention:
     """Return our module with the weights of PyTorch's; both share the parameters and can be used side by side.
 
-    Raises ValueError as `replace` does.
+    Raises:
+        ValueError: As `replace` does.
     """
     output: Any = getattr(old, "out_proj", None)
     has_plain_output = type(output) is NonDynamicallyQuantizableLinear
@@ -58,8 +60,10 @@ def drop_in(old: nn.Module, heads: Heads = None, *, max_length: int = 512) -> Mu
 def around(old: Any, heads: Heads, *, device: Device, max_length: int = 512) -> MultiheadAttention:
     """Our module over the tensors of PyTorch's, which need not be parameters; what our heads add is on `device`.
 
-    It has no rows of values for relational heads: their symbols are mapped by the rows that mapped these values.
-    Raises ValueError for a subclass with a `forward` of its own, and for heads that do not fit.
+    The module has no rows of values for relational heads: the rows that mapped these values map the heads' symbols.
+
+    Raises:
+        ValueError: For a subclass with a `forward` of its own, and for heads that do not fit.
     """
     if type(old).forward is not nn.MultiheadAttention.forward:
         raise ValueError(f"replace: a {type(old).__name__} must have the forward of nn.MultiheadAttention")

@@ -17,19 +17,20 @@ from polyhead.layers.taps import Taps, looking
 
 
 def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
-    """One forward pass `model(*inputs, **options)`, without dropout or gradients: the taps of every call of an
-    `nn.MultiheadAttention` (self- or cross-attention) and of our module in its place, in order.
+    """The taps of every call of attention, in order, in one forward pass `model(*inputs, **options)`.
 
     >>> layer = torch.nn.TransformerEncoderLayer(16, 4, batch_first=True)
     >>> taps = capture(torch.nn.TransformerEncoder(layer, 2), torch.randn(3, 5, 16))
     >>> [(layer.name, *layer.groups[0].q.shape) for layer in taps]
     [('layers.0.self_attn', 3, 5, 4, 4), ('layers.1.self_attn', 3, 5, 4, 4)]
 
-    `x` is the query, and `context` the tensor from which values are computed.  During the call PyTorch's fused encoder
-    is switched off in this process, because it calls no attention module.
+    Calls are those of `nn.MultiheadAttention` (self- or cross-attention) and of our module in its place.  The pass has
+    no dropout and no gradients.  `x` is the query, and `context` the tensor from which values are computed.  During the
+    pass PyTorch's fused encoder is switched off in this process, because it calls no attention module.
 
-    Raises ValueError if no attention was called, if one computes something of its own, or if one has keys without
-    inputs (add_bias_kv, add_zero_attn).
+    Raises:
+        ValueError: If no attention was called, if one computes something of its own, or if one has keys without inputs
+            (add_bias_kv, add_zero_attn).
     """
     taps: list[Taps] = []
 
