@@ -3,8 +3,9 @@
     from polyhead import jaxside
     jaxside.hyla(q, k, v, causal=True)
 
-Everything works under jit, grad and vmap, and on sharded arrays.  This package imports jax and never torch.  As in
-`polyhead.ops`, `jaxside.hyla` is the function; `from polyhead.jaxside.hyla import ...` imports from the file.
+Everything works under jit, grad and vmap, and on sharded arrays.  `impl` is "auto", "blocked" or "reference".  This
+package imports jax and never torch.  As in `polyhead.ops`, `jaxside.hyla` is the function; `from polyhead.jaxside.hyla
+import ...` imports from the file.
 """
 
 from polyhead.spec.optional import optional

@@ -17,9 +17,10 @@ from polyhead.spec.shapes import check_heads, one_of
 
 
 def compute(op: str, reference: Reference, impl: str, call: AttentionCall) -> jax.Array:
-    """Return the output of a call of the op `op`: by its reference, or by the reference on tiles.
+    """The output of a call of the op `op`: by its reference, or by the reference on tiles.
 
-    Raises ValueError for an unknown option or impl, more than one dtype, and invalid limits.
+    Raises:
+        ValueError: For an unknown option or impl, more than one dtype, and invalid limits.
     """
     row = mechanism(op)
     for option, choices in row.choices.items():

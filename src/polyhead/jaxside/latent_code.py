@@ -64,8 +64,10 @@ def sequence_of(cu_seqlens: jax.Array, rows: int) -> jax.Array:
 def visible(call: AttentionCall, queries: jax.Array | None = None) -> jax.Array | None:
     """Where a query may attend to a key: 1 to 4 dimensions that broadcast to (b h t s), or None for everywhere.
 
-    The last query is aligned with the last key.  A `window` allows keys less than `window` positions away.  `queries`:
-    the indices of neighbouring queries, in place of all.
+    The last query is aligned with the last key.  A `window` allows keys less than `window` positions away.
+
+    Args:
+        queries: The indices of neighbouring queries, in place of all.
     """
     t, s = call.lengths
     masks, mask = call.masks, call.masks.mask

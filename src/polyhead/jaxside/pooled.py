@@ -100,8 +100,7 @@ def pooled_attention(
     pool: str = "max",
     network: str = "pair",
 ) -> Float[Array, "b t h e"]:
-    """HYLA with another pooling, `out_h = pool_s a_h act(sum_h a_h v_h)`: the outputs of the pairs' networks are pooled
-    over the visible keys.
+    """HYLA with another pooling over the visible keys, `out_h = pool_s a_h act(sum_h a_h v_h)`.
 
     Arguments and errors are those of `polyhead.ops.pooled_attention`.  Static under jit: causal, window, impl,
     normalise, act, pool, network.

@@ -15,8 +15,7 @@ from polyhead.spec.shapes import check_number, one_of, shaped
 def rope(
     x: Float[Array, "... d"], positions: Int[Array, "..."], *, theta: float = 1e4, layout: str = "interleaved"
 ) -> Float[Array, "... d"]:
-    """Rotate `x` by its positions; the dot product of two rotated vectors then depends on positions only by their
-    difference.
+    """Rotate `x` by its positions: dot products of rotated vectors depend on positions only by their difference.
 
     Arguments are those of `polyhead.ops.rope`.  Positions may be traced, so their values are not checked; a negative
     position rotates the other way.  Static under jit: theta, layout.

@@ -138,10 +138,12 @@ def sequence_ranges(cu_seqlens: Tensor, rows: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """The arguments of one call.  In relational mechanisms `v` holds the symbols.
+    """The arguments of one call.
 
-    `scale` None means d ** -0.5 in every mechanism: taps give this number.  A mechanism with another constant
-    multiplies its queries by it.
+    Attributes:
+        v: Values; in relational mechanisms the symbols.
+        scale: None means d ** -0.5 in every mechanism: taps give this number.  A mechanism with another constant
+            multiplies its queries by that constant.
     """
 
     q: Tensor

@@ -34,13 +34,16 @@ def chunked_cross_entropy(
 ) -> Float[Tensor, "t"]:
     """Cross entropy of each target in nats, with the logits factor (x weight' + bias) of a block of tokens at a time.
 
+    Under autocast, products are in its dtype; all sums are in at least float32.
+
     >>> x, weight = torch.randn(5, 8), torch.randn(100, 8)
     >>> loss = chunked_cross_entropy(x, weight, None, torch.arange(5))
     >>> torch.allclose(loss, F.cross_entropy(x @ weight.T, torch.arange(5), reduction="none"), atol=1e-5)
     True
 
-    Under autocast, products are in its dtype; all sums are in at least float32.  A target outside the vocabulary raises
-    ValueError on a CPU.  In compiled code and on an accelerator its loss is NaN, because a check would synchronise.
+    Raises:
+        ValueError: For a target outside the vocabulary on a CPU.  In compiled code and on an accelerator the loss of
+            such a target is NaN, because a check would synchronise.
     """
     blocks = list(_blocks(x, weight, bias, targets))
     if len(blocks) == 1 or not torch.is_grad_enabled() or needs_more_than_backward():

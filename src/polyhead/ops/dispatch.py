@@ -49,8 +49,10 @@ class Backend(Protocol):
 class Op:
     """A mechanism as a function of tensors: its equation, and other implementations of the same equation.
 
-    `row`: its row in the table of mechanisms.  `backends`: impl -> backend, in the order in which "auto" tries them.
-    `code`: the latent code (b h t s) that the equation uses.
+    Attributes:
+        row: Its row in the table of mechanisms.
+        backends: Impl -> backend, in the order in which "auto" tries them.
+        code: The latent code (b h t s) that the equation uses.
     """
 
     row: MechanismRow
@@ -76,8 +78,11 @@ class Op:
 def run(op: Op, call: AttentionCall) -> Tensor:
     """The output (b t h e) of a call by the implementation `call.impl`.
 
-    Keys and values that are masked for every query are set to 0 first.  Raises ValueError for an unknown option, unless
-    the op's tensors share one dtype and one device, and if an explicit impl does not support the call.
+    Keys and values that are masked for every query are set to 0 first.
+
+    Raises:
+        ValueError: For an unknown option, for tensors of the op that differ in dtype or device, and for an explicit
+            impl that does not support the call.
     """
     call = cast_call(call)
     for option, choices in op.choices.items():

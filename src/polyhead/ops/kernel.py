@@ -97,10 +97,15 @@ def first_output(call: AttentionCall, outputs: Outputs) -> Tensor:
 class Kernel:
     """A pair of functions as the custom op `torch.ops.polyhead.OP_IMPL`.
 
-    `forward_pass` computes the outputs of a call, `backward_pass` its gradients from those of the outputs.  With
-    `saves_outputs`, `backward_pass` gets the outputs, too, after their gradients.  `empty_outputs` allocates tensors
-    with the shapes of the outputs.  Autograd differentiates `combine`, which turns the outputs into (b t h e).  A
-    kernel is opaque to `torch.compile`, and its backward pass is a custom op.
+    A kernel is opaque to `torch.compile`, and its backward pass is a custom op.
+
+    Attributes:
+        forward_pass: Computes the outputs of a call.
+        backward_pass: Computes the gradients of a call from those of the outputs.
+        combine: Turns the outputs into (b t h e); autograd differentiates it.
+        empty_outputs: Allocates tensors with the shapes of the outputs.
+        saves_outputs: Whether `backward_pass` gets the outputs, too, after their gradients.
+        device_types: Where the op runs, such as "cpu"; None means everywhere.
     """
 
     op: str  # the name of its public function

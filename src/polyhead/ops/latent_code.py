@@ -298,12 +298,15 @@ def latent_code(
 ) -> Float[Tensor, "b h t s"]:
     """The latent code of every query-key pair: one number per head, computed before any value is read.
 
-    normalise: "softmax" over keys, "rms_heads" over the heads of this call, "identity", "softmax_rms_heads" (over
-    keys, then over heads), or "softmax_heads" (the codes of the heads of this call add up to 1 for each pair, so a
-    single head has the code 1).  A masked pair has the code 0.  Normalisation runs in at least float32; the result has
-    the dtype of q.
+    A masked pair has the code 0.  Normalisation runs in at least float32; the result has the dtype of q.  Other
+    arguments are those of `softmax_attention`.
 
     >>> latent_code(q, k, normalise="softmax", causal=True).sum(-1)      # all ones
+
+    Args:
+        normalise: "softmax" over keys, "rms_heads" over the heads of this call, "identity", "softmax_rms_heads" (over
+            keys, then over heads), or "softmax_heads".  With "softmax_heads" the codes of a pair add up to 1 over the
+            heads of this call, so a single head has the code 1.
     """
     with casting(q, k) as (q, k):
         one_of("latent_code", "normalise", normalise, NORMALISE)
@@ -329,10 +332,14 @@ def relations(
 ) -> Float[Tensor, "b r t s"]:
     """The relations of every query-key pair, `act(q_rel . k_rel / sqrt(p))`.
 
-    relation_act (spec.RELATION_ACTS): a pointwise activation, which ignores the mask, or "softmax" over the keys that
-    the query may attend to.  A mask that differs between heads masks a relation where it masks all heads.
+    A mask that differs between heads masks a relation where it masks all heads.  Other arguments are those of
+    `softmax_attention`.
 
     >>> relations(q_rel, k_rel, relation_act="softmax", causal=True).sum(-1)      # all ones
+
+    Args:
+        relation_act: A name of `spec.RELATION_ACTS`: a pointwise activation, which ignores the mask, or "softmax" over
+            the keys that the query may attend to.
     """
     with casting(q_rel, k_rel) as (q_rel, k_rel):
         one_of("relations", "relation_act", relation_act, RELATION_ACTS)

@@ -42,7 +42,8 @@ TENSORS = {name: tuple(op.row.tensors) for name, op in OPS.items()}
 def resolve(op: str, impl: str = "auto") -> Callable[..., Tensor]:
     """The public function of the op with `impl` fixed; "auto" returns the function itself, which chooses at each call.
 
-    Raises ValueError for an unknown op or impl; the message suggests the nearest valid name.
+    Raises:
+        ValueError: For an unknown op or impl; the message suggests the nearest valid name.
     """
     one_of("polyhead.ops", "op", op, OPS)
     if impl == "auto":

@@ -20,17 +20,21 @@ from polyhead.spec.shapes import check_number, one_of, shaped
 def rope(
     x: Float[Tensor, "... d"], positions: Int[Tensor, "..."], *, theta: float = 1e4, layout: str = "interleaved"
 ) -> Float[Tensor, "... d"]:
-    """Rotate `x` by its positions; the dot product of two rotated vectors then depends on positions only by their
-    difference.
+    """Rotate `x` by its positions: dot products of rotated vectors depend on positions only by their difference.
 
-    `positions` are integers from 0 and broadcast to `x.shape[:-1]`: `(t,)` for x `(b t d)`, `(t, 1)` or `(b, t, 1)` for
-    `(b t h d)`.  Angles and products are in at least float32; the result has the dtype of `x`.
-
-    Raises ValueError for an odd width, an unknown layout, a theta of 0 or less, positions that do not fit, and (in
-    eager mode only, because it reads data) a negative position.
+    Angles and products are in at least float32; the result has the dtype of `x`.
 
     >>> rope(torch.tensor([1.0, 0.0]), torch.tensor(1))         # one pair, turned by one radian
     tensor([0.5403, 0.8415])
+
+    Args:
+        positions: Integers from 0, which broadcast to `x.shape[:-1]`: `(t,)` for x `(b t d)`, and `(t, 1)` or
+            `(b, t, 1)` for x `(b t h d)`.
+        layout: Which components form a pair: a name of `spec.LAYOUTS`.
+
+    Raises:
+        ValueError: For an odd width, an unknown layout, a theta of 0 or less, positions that do not fit, or a negative
+            position.  Only eager code checks for negative positions, because the check reads data.
     """
     one_of("rope", "layout", layout, LAYOUTS)
     check_number("rope", "theta", theta, 0, above=True)
@@ -55,7 +59,7 @@ def rope_angles(positions: Tensor, dim: int, theta: float = 1e4) -> Tensor:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
     """Rotate the pairs of `x` (..., d) by angles given as `cos` and `sin` (..., d/2), and compute in their dtype.
 
-    Returns the dtype of `x`.
+    The result has the dtype of `x`.
     """
     wide = x.to(cos.dtype)
     if layout == "half":

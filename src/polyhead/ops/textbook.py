@@ -29,11 +29,13 @@ from polyhead.spec.shapes import shaped
 def softmax(x: Float[Tensor, "..."], dim: int) -> Float[Tensor, "..."]:
     """`exp(x - max x)` divided by its sum along `dim`: no finite number overflows.
 
-    A slice of -inf only gives NaN, as in PyTorch.  Attention knows its mask and gives 0 there.  Raises ValueError for a
-    `dim` out of range.
+    A slice of -inf only gives NaN, as in PyTorch.  Attention knows its mask and gives 0 there.
 
     >>> softmax(torch.tensor([1e4, 1e4, -1e4]), 0)
     tensor([0.5000, 0.5000, 0.0000])
+
+    Raises:
+        ValueError: For a `dim` out of range.
     """
     rank = max(x.dim(), 1)
     if not -rank <= dim < rank:
@@ -100,15 +102,19 @@ def scaled_dot_product_attention(
     v: Float[Tensor, "... s e"],
     mask: Bool[Tensor, "... #t #s"] | None = None,
 ) -> Float[Tensor, "... t e"]:
-    """`softmax(q k^T / sqrt(d)) v`; batch dimensions broadcast; `mask` is True where query t may attend to key s.
+    """`softmax(q k^T / sqrt(d)) v`, where batch dimensions broadcast.
 
     A query without a visible key gets exactly 0, and its gradient is never NaN.
-
-    Raises ValueError for sizes, batch dimensions or dtypes that do not match, and for a mask that is not boolean.
 
     >>> q, k, v = torch.zeros(1, 2), torch.zeros(3, 2), torch.tensor([[1.0], [2.0], [6.0]])
     >>> scaled_dot_product_attention(q, k, v, torch.tensor([[True, True, False]]))
     tensor([[1.5000]])
+
+    Args:
+        mask: True where query t may attend to key s.
+
+    Raises:
+        ValueError: For sizes, batch dimensions or dtypes that do not match, and for a mask that is not boolean.
     """
     with casting(q, k, v) as (q, k, v):
         check_batch(q, k, v, mask)

@@ -7,7 +7,11 @@ from pathlib import Path
 def cache(name: str, variable: str) -> Path:
     """The folder of the cache `name`: `polyhead/NAME` in XDG_CACHE_HOME, or in ~/.cache.
 
-    Raises RuntimeError, in one line, without a home folder; `variable`: the environment variable that helps.
+    Args:
+        variable: The environment variable that the error suggests beside HOME.
+
+    Raises:
+        RuntimeError: In one line, for a user with neither XDG_CACHE_HOME nor a home folder.
     """
     shared = os.environ.get("XDG_CACHE_HOME")
     return Path(shared or home(variable) / ".cache") / "polyhead" / name
@@ -24,7 +28,8 @@ def home(variable: str) -> Path:
 def located(folder: str) -> str:
     """The absolute path of `folder`, for caches: a relative path means another folder in another working directory.
 
-    Raises ValueError for a path in the home folder of a user who has none.
+    Raises:
+        ValueError: For a path in the home folder of a user who has none.
     """
     expanded = os.path.expanduser(folder)
     # Without a home folder `~` stays as it is, and a folder of that name would be created.

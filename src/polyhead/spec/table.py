@@ -99,13 +99,17 @@ VALUES = {"value.weight": "(g e) m", "value.bias": "(g e)"}
 
 @dataclass(frozen=True)
 class MechanismRow:
-    """One row of the table of mechanisms.
+    """One row of the table of mechanisms; `amount` evaluates `size` and `work`.
 
-    `parameters`: name in the group -> axes as in `PROJECTIONS`, and after a semicolon a condition or a note.
-    `tensors`: the tensor arguments of the function `op` in order, all of one dtype, with their axes; `optional`: those
-    that may be absent.  `options`: its other arguments beside `COMMON`, with defaults.  `torch_only`: arguments that
-    the function does not have in JAX, by default None.  `size`: parameters of one head with its projections, without
-    biases.  `work`: its multiply-adds for one token that attends to s keys.  `amount` evaluates both.
+    Attributes:
+        op: The name of its function.
+        tensors: The tensor arguments of the function in order, all of one dtype, with their axes.
+        size: Parameters of one head with its projections, without biases.
+        work: Multiply-adds of one head for one token that attends to s keys.
+        parameters: Name in the group -> axes as in `PROJECTIONS`, and after a semicolon a condition or a note.
+        options: Other arguments of the function beside `COMMON`, with defaults.
+        optional: Tensor arguments that may be absent, with their axes.
+        torch_only: Arguments that the function does not have in JAX, by default None.
     """
 
     op: str

@@ -56,11 +56,14 @@ def abstractor_attention(
 ) -> Float[Tensor, "b t h e"]:
     """Relational cross-attention, `out_h = sum_s act(q k^T / sqrt(d))_h symbols_h`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); act: spec.RELATION_ACTS, applied to
-    the scores with their bias; only softmax normalises. A masked pair counts 0; a query without a visible key gets
-    exactly 0. `window`, `cu_seqlens` and errors are those of `softmax_attention`. Altabaa et al. 2024.
+    A masked pair counts 0, and a query without a visible key gets exactly 0.  Altabaa et al. 2024.  Other arguments and
+    errors are those of `softmax_attention`.
 
     >>> abstractor_attention(q, k, symbols, causal=True, act="sigmoid")      # (b t h e)
+
+    Args:
+        symbols: Values by key, or by offset: row j - i + t - 1 is for query i and key j.
+        act: Applied to the scores with their bias: a name of `spec.RELATION_ACTS`.  Only softmax normalises.
     """
     normalise = "softmax" if act == "softmax" else "identity"  # it tells tiles whether they need all keys
     masks = Masks(mask, causal, window, cu_seqlens)

@@ -57,12 +57,15 @@ def disentangled_attention(
 ) -> Float[Tensor, "b t h e"]:
     """Disentangled relational attention, `out_h = sum_s a_h act(q_rel_h k_rel_h) symbols_h`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act: spec.RELATION_ACTS, a
-    softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies the product. A query
-    without a visible key gets exactly 0. `window`, `cu_seqlens` and errors are those of `softmax_attention`. Altabaa
-    and Lafferty 2024, an earlier draft.
+    `bias` and `mask` act on the scores.  A query without a visible key gets exactly 0.  Altabaa and Lafferty 2024, an
+    earlier draft.  Other arguments and errors are those of `softmax_attention`.
 
     >>> disentangled_attention(q, k, q_rel, k_rel, symbols, causal=True)      # (b t h e)
+
+    Args:
+        symbols: Values by key, or by offset: row j - i + t - 1 is for query i and key j.
+        keep: Multiplies the product of code and relation.
+        relation_act: A name of `spec.RELATION_ACTS`; a softmax runs over the visible keys.
     """
     masks = Masks(mask, causal, window, cu_seqlens)
     call = AttentionCall(q, k, symbols, bias, masks, keep, scale, impl, q_rel=q_rel, k_rel=k_rel, act=relation_act)

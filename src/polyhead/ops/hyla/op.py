@@ -68,12 +68,16 @@ def hyla(
 ) -> Float[Tensor, "b t h e"]:
     """HYLA, `out_h = sum_s a_h act(sum_h a_h v_h)`: the code of a pair configures the value network of the pair.
 
-    normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS);
-    value_weight: [head, out, in], one more layer, `act(sum_h a_h W_h z)`. `keep` multiplies the code at every use. A
-    query without a visible key gets exactly 0. `window`, `cu_seqlens` and errors are those of `softmax_attention`.
-    Schug et al., eq. 6; eq. 10 with value_weight.
+    A query without a visible key gets exactly 0.  Schug et al., eq. 6; eq. 10 with `value_weight`.  Other arguments and
+    errors are those of `softmax_attention`.
 
     >>> hyla(q, k, v, causal=True)      # (b t h e)
+
+    Args:
+        keep: Multiplies the code at every use.
+        normalise: How scores become the code: a name of `spec.NORMALISE`.
+        act: Activation in the value network: a name of `spec.ACTS`.
+        value_weight: One more layer, [head, out, in]: `act(sum_h a_h W_h z)`.
     """
     masks = Masks(mask, causal, window, cu_seqlens)
     call = AttentionCall(q, k, v, bias, masks, keep, scale, impl, normalise, value_weight, act=act)

@@ -158,9 +158,12 @@ def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *, causal: bool
 
 
 def _from_other_chunks(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, readers: Tensor, keys: Tensor) -> Tensor:
-    """The part of the output from other chunks, whose mask `visible` is (n m).
+    """The part of the output from other chunks.
 
-    `readers` (n t) are the queries that see them, `keys` (m t) the keys that they see.
+    Args:
+        visible: Which chunk reads which (n m).
+        readers: The queries that see other chunks (n t).
+        keys: The keys that the readers see (m t).
     """
     sums = wide(k).masked_fill(~keys.unsqueeze(-1), 0).mT @ wide(v)  # (b g m d e)
     states = torch.einsum("n m, b g m d e -> b g n d e", visible.to(sums.dtype), sums)

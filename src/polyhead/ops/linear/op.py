@@ -39,11 +39,15 @@ def linear_attention(
 ) -> Float[Tensor, "b t h e"]:
     """Linear attention, `out = (q k^T / sqrt(d) + bias) act(v)` per head: no feature map, no division.
 
-    normalise: how scores become the code (spec.NORMALISE); act: activation of the values (spec.ACTS). Time and memory
-    are O(t) if the scores have at most a key mask. A query without a visible key gets exactly 0. `window`, `cu_seqlens`
-    and errors are those of `softmax_attention`. Schug et al., eq. 3 without the softmax.
+    Time and memory are O(t) if `normalise` is "identity", without bias, window and `keep`, and with at most a key mask.
+    A query without a visible key gets exactly 0.  Schug et al., eq. 3 without the softmax.  Other arguments and errors
+    are those of `softmax_attention`.
 
     >>> linear_attention(q, k, v, causal=True)      # (b t h e)
+
+    Args:
+        normalise: How scores become the code: a name of `spec.NORMALISE`.
+        act: Activation of the values: a name of `spec.ACTS`.
     """
     masks = Masks(mask, causal, window, cu_seqlens)
     call = AttentionCall(q, k, v, bias, masks, keep, scale, impl, normalise, act=act)
@@ -63,9 +67,8 @@ def linear_step(
 ) -> tuple[Float[Tensor, "b t h e"], Float[Tensor, "b g d e"]]:
     """Causal linear attention of t new tokens, given the state of all earlier tokens: outputs and the next state.
 
-    `state` None means that there are no earlier tokens.  The cost of a step does not depend on the number of earlier
-    tokens.  Steps of any sizes give the same result as one causal call.  The state is in at least float32.  `mask` is a
-    mask of the new keys, (b|1, 1, 1, t).  Raises ValueError for any other mask, and for dtypes that do not match.
+    The cost of a step does not depend on the number of earlier tokens.  Steps of any sizes give the same result as one
+    causal call.
 
     >>> torch.manual_seed(0)
     >>> q, k, v = torch.randn(3, 1, 5, 2, 4, dtype=torch.float64)      # b = 1, t = 5, h = 2, d = 4
@@ -73,6 +76,14 @@ def linear_step(
     >>> last, state = linear_step(q[:, 3:], k[:, 3:], v[:, 3:], state)
     >>> torch.allclose(torch.cat((out, last), 1), linear_attention(q, k, v, causal=True))
     True
+
+    Args:
+        state: The state after all earlier tokens, in at least float32; None means that there are no earlier tokens.
+        mask: A mask of the new keys, (b|1, 1, 1, t).
+        act: Activation of the values: a name of `spec.ACTS`.
+
+    Raises:
+        ValueError: For any other mask, and for dtypes that do not match.
     """
     with casting(q, k, v) as (q, k, v):
         one_of("linear_step", "act", act, ACTS)

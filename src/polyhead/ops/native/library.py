@@ -144,7 +144,7 @@ def source_of(op: str) -> str:
 
 
 def status(op: str) -> str:
-    """The state of native code for `polyhead list impls`: whether it is built, or why not.  Builds nothing."""
+    """The state of native code for `polyhead list implementations`: is it built, or why not?  Builds nothing."""
     if not enabled():
         return "turned off by POLYHEAD_NATIVE=0"
     try:

@@ -106,19 +106,24 @@ def pooled_attention(
     pool: str = "max",
     network: str = "pair",
 ) -> Float[Tensor, "b t h e"]:
-    """HYLA with another pooling, `out_h = pool_s a_h act(sum_h a_h v_h)`: the outputs of the pairs' networks are pooled
-    over the visible keys.
+    """HYLA with another pooling over the visible keys, `out_h = pool_s a_h act(sum_h a_h v_h)`.
 
-    pool: "max", "mean" or "sum" (spec.POOLS). network: "pair", or "query": each query has one network, `out_h = c_h
-    act(pool_s sum_h a_h v_h)` with c the rms over heads of `pool_s a_h`; or "sequence": one network for all queries,
-    `out_h = c_h act(pool_s sum_h c_h a_h v_h)` with c the rms over heads of the mean over queries of `pool_s a_h`. It
-    reads all queries, so it refuses causal, window, cu_seqlens and a mask of keys alone.
-
-    normalise: how scores become the code (spec.NORMALISE); act: activation in the value network (spec.ACTS). `keep`
-    multiplies the code at every use; a dropped pair is still pooled. A query without a visible key gets exactly 0.
-    `window`, `cu_seqlens` and errors are those of `softmax_attention`. Schug et al., section 7, in words.
+    With network "query" each query has its own: `out_h = c_h act(pool_s sum_h a_h v_h)`, with c the rms over heads of
+    `pool_s a_h`.  With "sequence" all queries have one: `out_h = c_h act(pool_s sum_h c_h a_h v_h)`, with c the rms
+    over heads of the mean over queries of `pool_s a_h`.  A query without a visible key gets exactly 0.  Schug et al.,
+    section 7, in words.  Other arguments and errors are those of `softmax_attention`.
 
     >>> pooled_attention(q, k, v, causal=True)      # (b t h e)
+
+    Args:
+        keep: Multiplies the code at every use; a dropped pair is still pooled.
+        normalise: How scores become the code: a name of `spec.NORMALISE`.
+        act: Activation in the value network: a name of `spec.ACTS`.
+        pool: "max", "mean" or "sum" over the visible keys (`spec.POOLS`).
+        network: What has a value network: each "pair", each "query" or the "sequence".
+
+    Raises:
+        ValueError: For "sequence", which reads all queries, with causal, window, cu_seqlens or a mask of keys alone.
     """
     masks = Masks(mask, causal, window, cu_seqlens)
     if network == "sequence":

@@ -55,12 +55,15 @@ def relational_attention(
 ) -> Float[Tensor, "b t h e"]:
     """Relational attention, `out_h = sum_s a_h symbols_h + W_h sum_s a_h act(q_rel k_rel)`.
 
-    symbols: values by key, or by offset (row j - i + t - 1 for query i and key j); relation_act: spec.RELATION_ACTS, a
-    softmax runs over the visible keys. `bias` and `mask` act on the scores; `keep` multiplies the code at both uses. A
-    query without a visible key gets exactly 0. `window`, `cu_seqlens` and errors are those of `softmax_attention`.
-    Altabaa and Lafferty 2024.
+    `bias` and `mask` act on the scores.  A query without a visible key gets exactly 0.  Altabaa and Lafferty 2024.
+    Other arguments and errors are those of `softmax_attention`.
 
     >>> relational_attention(q, k, q_rel, k_rel, symbols, relation_weight, causal=True)      # (b t h e)
+
+    Args:
+        symbols: Values by key, or by offset: row j - i + t - 1 is for query i and key j.
+        keep: Multiplies the code at both uses.
+        relation_act: A name of `spec.RELATION_ACTS`; a softmax runs over the visible keys.
     """
     masks = Masks(mask, causal, window, cu_seqlens)
     call = AttentionCall(

@@ -52,13 +52,24 @@ def softmax_attention(
 ) -> Float[Tensor, "b t h e"]:
     """Softmax attention, `out = softmax(q k^T / sqrt(d) + bias) v` per head.
 
-    Query head i reads group i // (h / g) of keys and values. A query without a visible key gets exactly 0.
-    `window`: only keys less than `window` positions away; the last query is aligned with the last key. `cu_seqlens`:
-    the single sample is several packed sequences, masked from one another. `softcap`: scores x become
-    softcap tanh(x / softcap), before the bias. `sinks`: each head's score of a further key, which has no value.
-    Raises ValueError if an explicit impl cannot take the inputs. Vaswani et al. 2017, eq. 1.
+    Query head i reads group i // (h / g) of keys and values.  The last query is aligned with the last key.  A query
+    without a visible key gets exactly 0.  Vaswani et al. 2017, eq. 1.
 
     >>> softmax_attention(q, k, v, causal=True)      # (b t h e)
+
+    Args:
+        bias: Dense, or by offset: column j - i + t - 1 is for query i and key j.
+        mask: True where a query may attend to a key.
+        window: Only keys less than `window` positions away are visible.
+        cu_seqlens: Edges, from 0 on, of sequences packed into the single sample; the sequences do not see one another.
+        scale: The factor of `q k^T`; None means `d ** -0.5`.
+        keep: A dropout mask, which multiplies the code: each entry is 0 or `1 / (1 - rate)`.
+        impl: "auto", or an implementation of `polyhead list implementations`.
+        softcap: Scores x become `softcap tanh(x / softcap)`, before the bias.
+        sinks: The score of each head for a further key, which has no value.
+
+    Raises:
+        ValueError: For arguments that do not match or are out of range, or if an explicit impl cannot take the inputs.
     """
     check_scale("softmax_attention", scale, softcap)
     if softcap is not None:

@@ -63,8 +63,10 @@ class CompiledIn:
 class Block(CompiledIn):
     """Sizes of one tile of a tensor (b n h d): the true sizes, and their paddings to powers of two.
 
-    `share` heads of a kernel read the same head of the tensor.  In a tile [row, head, width] each head has `spread`
-    rows; all but the first are zeros.  `first` is the first column of such a tile.
+    Attributes:
+        share: How many heads of a kernel read the same head of the tensor.
+        spread: Rows of each head in a tile [row, head, width]; all but the first are zeros.
+        first: The first column of such a tile.
     """
 
     rows: int
