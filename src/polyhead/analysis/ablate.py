@@ -35,14 +35,15 @@ def zero_heads(
 ) -> list[dict[str, Any]]:
     """The task's metric without zeroing; then for every layer, with the code of each head zeroed, and of all heads.
 
-    Rows are {layer, head, score, se, drop, drop_se, n}; head None: a whole layer; layer None: nothing zeroed.
-
-    `drop` is the loss of score, and `drop_se` the standard error of its mean over n sequences; means are weighted by
-    the task's `amounts`.  All rows use the same `sequences` sequences, from a stream that neither training nor
+    Means are weighted by the task's `amounts`.  All rows use the same `sequences` sequences, which neither training nor
     evaluation reads.  Of an encoder-decoder, layers are those of the decoder, and their self-attention is zeroed.
 
     >>> rows = zero_heads(model, task)
     >>> max((row for row in rows if row["head"] is not None), key=lambda row: row["drop"])      # matters most
+
+    Returns:
+        Rows {layer, head, score, se, drop, drop_se, n}; head None: a whole layer; layer None: nothing zeroed.
+            `drop` is the loss of score, and `drop_se` the standard error of its mean over n sequences.
     """
     check_split(task, split)
     check_number("zero_heads", "sequences", sequences, 2)

@@ -67,7 +67,10 @@ def plain(axes: "Axes", grid_lines: Literal["both", "x", "y"]) -> None:
 def save(figure: "Figure", *paths: str | pathlib.Path) -> pathlib.Path:
     """Write `figure` to each of `paths`, in the format of its suffix; returns the last path.
 
-    Equal figures give equal files: no date, fixed SVG ids.  Raises ValueError for a format that is not known.
+    Equal figures give equal files: no date, fixed SVG ids.
+
+    Raises:
+        ValueError: For a format that is not known.
     """
     for path in map(pathlib.Path, paths):
         kind = path.suffix.lstrip(".").lower() or "png"
@@ -83,7 +86,8 @@ def save(figure: "Figure", *paths: str | pathlib.Path) -> pathlib.Path:
 def svg(figure: "Figure", name: str) -> str:
     """The SVG element of `figure` for a page: text stays text, the background is the page's, inks follow its theme.
 
-    `name`: unlike those of the page's other figures, so that no two have an id in common.
+    Args:
+        name: Differs from the names of the page's other figures, so that no two figures have an id in common.
     """
     text = _rendered(figure, "svg", salt=name, facecolor="none").decode()
     text = text[text.index("<svg") :]

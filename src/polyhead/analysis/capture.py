@@ -43,8 +43,7 @@ def finite(codes: object, function: str) -> np.ndarray:
 
 
 def within(function: str, argument: str, index: SupportsIndex, size: int) -> int:
-    """The index counted from 0; a negative one counts from the end.  Raises a ValueError unless it is an integer in
-    range."""
+    """The index from 0; a negative one counts from the end.  Raises ValueError unless it is an integer in range."""
     try:
         return range(size)[index]
     except (IndexError, TypeError):
@@ -67,7 +66,8 @@ def capture(model: nn.Module, batch: Batch) -> list[Taps]:
     >>> taps = capture(model, task.batch("compositional", 64, seed=0, step=0))
     >>> codes(taps[-1], -1, -1)      # (b h): the last token attending to itself, last layer
 
-    Raises ValueError for tensors in place of a batch: the taps of a layer come from its call, `layer(x, taps=taps)`.
+    Raises:
+        ValueError: For tensors in place of a batch: the taps of a layer come from its call, `layer(x, taps=taps)`.
     """
     if not isinstance(batch, Batch):
         raise ValueError(
@@ -103,9 +103,13 @@ def codes(
     """The latent code of chosen pairs: query `q_index` attending to key `k_index`, all heads.
 
     Two integers give (b h); two lists of equal length n give n pairs (b n h).  Negative indices count from the end.
-    The heads are those of all groups, concatenated, or of one `group`.  A pair costs one row of scores.  Heads with a
-    user's own function cost all t x s scores, as the function may use any of them.  Raises ValueError if the code is
-    unknown.
+    A pair costs one row of scores.  Heads with a user's own function cost all t x s scores, as it may use any of them.
+
+    Args:
+        group: The group whose heads are used; by default the heads of all groups are concatenated.
+
+    Raises:
+        ValueError: If the code is unknown, or the indices are not in range or do not make pairs.
     """
     check_taps("codes", taps)
     groups = taps.groups

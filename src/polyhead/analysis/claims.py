@@ -34,15 +34,18 @@ ROUNDING = 1e-12
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, its standard error and degrees of freedom; `values`: by seed, if known.
+    """A mean, its standard error and degrees of freedom.
 
-    `runs`: the number of trained models, infinite for a number without training.  `sampling`: the part of the standard
-    error from finite test sets; `error` includes it.  `test`: the name of the test set, if it is one for all seeds.
     Sampling errors on one test set are taken as common: they add up with their signs, so a difference has what is left
     of both.  Those on a part of a finite set for each seed are taken as independent, which only widens a difference.
-    Sums and differences are paired by seed, since equal seeds share data and split.  Finite values of one side are
-    left out.  If those are more than half of a side, they are by Welch-Satterthwaite, where the sampling errors of both
-    sides count.
+    Sums and differences are paired by seed, since equal seeds share data and split.  Finite values of one side are left
+    out.  If those are more than half of a side, Welch-Satterthwaite applies, with the sampling errors of both sides.
+
+    Attributes:
+        values: The values by seed, if known.
+        runs: The number of trained models, infinite for a number without training.
+        sampling: The part of the standard error from finite test sets; `error` includes it.
+        test: The name of the test set, if it is one for all seeds.
     """
 
     mean: float
@@ -59,12 +62,14 @@ class Estimate:
     def of(
         cls, values: Mapping[Any, float], sampling: float = 0.0, *, finite: bool = False, test: str = ""
     ) -> "Estimate":
-        """Return the estimate from one value per seed.
+        """Return the estimate from one value per seed; a value that is not finite makes the mean NaN.
 
-        `sampling`: the standard error of the mean from finite test sets.  If every seed has its own test sequences, the
-        spread over seeds includes it.  If the test sets are parts of one `finite` set, the spread includes only a part
-        of it, so it is added; so it is if all seeds have one test set, called `test`.  A value that is not finite makes
-        the mean NaN.
+        If every seed has its own test sequences, the spread over seeds includes `sampling`; otherwise it is added.
+
+        Args:
+            sampling: The standard error of the mean from finite test sets.
+            finite: Whether the test sets are parts of one finite set, so that the spread has only a part of `sampling`.
+            test: The name of the test set, if all seeds have one.
         """
         is_by_seed = isinstance(values, Mapping) and len(values) > 0
         if not is_by_seed or not all(isinstance(value, SupportsFloat) for value in values.values()):
@@ -186,7 +191,8 @@ def constant(value: float) -> Estimate:
 def over_networks(values: Mapping[Any, float], errors: Sequence[float], tasks: Iterable[Any], split: str) -> Estimate:
     """The mean score on `split` of networks, by seed, with the sampling error of finite test data.
 
-    `errors`: the standard error of each known score over its test sequences.  `tasks`: those of the networks.
+    Args:
+        errors: The standard error of each known score over its test sequences.
     """
     tasks = set(tasks)
     # One test set for all seeds: its error stays, however many seeds there are.
@@ -208,11 +214,15 @@ def mean(estimates: Iterable[Estimate]) -> Estimate:
 class Part:
     """One number of a claim: `estimate` is above `margin`.
 
-    `within`: a smaller difference from the margin counts as none; 0 turns this test off.  `can_refute`: whether a
-    number below the margin refutes the claim; False for a number whose true value cannot be below the margin.
-    `is_equivalence`: the claim is that there is no difference from the margin.  `sides`: 2 if the numbers themselves
-    chose the direction.
-    `p_above`, `p_below`: p-values corrected by Holm.  `level_above`, `level_below`: the levels of these tests by Holm.
+    Attributes:
+        within: A smaller difference from the margin counts as none; 0 turns this test off.
+        can_refute: Whether a number below the margin refutes the claim; False if no true value can be below the margin.
+        is_equivalence: Whether the claim is that there is no difference from the margin.
+        sides: 2 if the numbers themselves chose the direction.
+        p_above: The p-value of a number above the margin, corrected by Holm.
+        p_below: The p-value of a number below the margin, corrected by Holm.
+        level_above: The level by Holm of the test behind `p_above`.
+        level_below: The level by Holm of the test behind `p_below`.
     """
 
     name: str
@@ -346,8 +356,10 @@ def above(
 ) -> Verdict:
     """Return the claim that all of `parts` are above `margin`, judged alone.
 
-    `within`: for "no difference"; by default `WITHIN` if the margin is 0.  `can_refute`: see `Part`.  `family`: see
-    `Verdict`.
+    Args:
+        within: For "no difference"; by default `WITHIN` if the margin is 0, else 0.
+        can_refute: See `Part`.
+        family: See `Verdict`.
     """
     if within is None:
         within = WITHIN
@@ -393,8 +405,7 @@ def judge(verdicts: Iterable[Verdict]) -> tuple[Verdict, ...]:
 
 
 def holm(values: Sequence[float]) -> list[float]:
-    """P-values corrected for multiple tests by Holm: of n, the smallest times n, the next times n - 1 and so on, made
-    non-decreasing.
+    """P-values corrected by Holm: of n, the smallest times n, the next times n - 1 and so on, made non-decreasing.
 
     >>> holm([0.04, 0.01])
     [0.04, 0.02]

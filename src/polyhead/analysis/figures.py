@@ -99,11 +99,13 @@ def results(
 ) -> "Figure":
     """One row per mechanism, best first: a dot per seed, and the mean.  Baselines and ceiling are vertical lines.
 
-    `measured`: label -> the scores of its seeds.  `errors`: label -> standard error; by default the standard error over
-    seeds.  `baselines`: name -> score.  `printed`: label -> mean, standard error and number of seeds in a paper: a
-    hollow mark in a row below.  `score`: the label of the axis.
-
     >>> results({"HYLA": [0.76, 0.78], "Softmax": [0.71, 0.69]}, baselines={"Gaussian process": 0.78})
+
+    Args:
+        measured: Label -> the scores of its seeds.
+        errors: Label -> standard error; by default the standard error over seeds.
+        printed: Label -> mean, standard error and number of seeds in a paper: a hollow mark in a row below.
+        score: The label of the axis.
     """
     if not measured or not all(map(len, measured.values())):
         raise ValueError("results: every mechanism needs at least one measured score")
@@ -159,13 +161,15 @@ def lines(
     """Panels side by side: (title, series, baselines).  They share the y axis and the legend.
 
     A series is {x: scores of the seeds}: a line through the means, and for several seeds the standard error and a dot
-    per seed.  A baseline (or ceiling) is a number, a horizontal line, or {x: number}, a bar at each x.  `limits`:
-    of the y axis; a limit that is None, or that would hide a score, is chosen from the values.  `x_label`: one for all
-    panels, or one for each.
+    per seed.  A baseline (or ceiling) is a number, a horizontal line, or {x: number}, a bar at each x.
 
     >>> held_out = {"HYLA": {16: [0.61, 0.66], 32: [0.79, 0.76]}, "Softmax": {16: [0.5, 0.4], 32: [0.6, 0.7]}}
     >>> baselines = {"Gaussian process": {16: 0.50, 32: 0.79}, "Exact ceiling": 1.0}
     >>> lines([("70 % held out", held_out, baselines)], x_label="examples", y_label="R²", log_x=True)
+
+    Args:
+        x_label: One for all panels, or one for each.
+        limits: Those of the y axis; a limit that is None, or that would hide a score, is chosen from the values.
     """
     _check_series(panels)
     # Each label once, in the order of the panels.
@@ -314,15 +318,18 @@ def heat(
     columns: int = 3,
     numbers: bool = True,
 ) -> "Figure":
-    """Matrices side by side on one colour scale: (title, values, row names, column names).
+    """Matrices side by side on one colour scale: (title, values, row names, column names).  NaN is an empty cell.
 
-    NaN is an empty cell.  `limits`: default to the range of the values; with both signs, 0 is white and the limits are
-    symmetric.  `label`: the name of the scale.  `numbers`: writes the values into matrices of up to 16 by 16.  If all
-    matrices have the same names, the outer ones show them.
+    If all matrices have the same names, only the outer matrices show the names.
 
     >>> classes, matrix = similarity(codes, labels)
     >>> names = [task.class_name("rule", int(label)) for label in classes]
     >>> heat([("HYLA, last layer", matrix, names, names)], label="cosine similarity", limits=(-1, 1))
+
+    Args:
+        label: The name of the scale.
+        limits: By default the range of the values; with both signs, 0 is white and the limits are symmetric.
+        numbers: Whether to write the values into matrices of up to 16 by 16.
     """
     if not panels:
         raise ValueError("heat: the list of panels is empty; give at least one")
@@ -404,10 +411,12 @@ def code_maps(
 ) -> "Figure":
     """Maps of codes side by side: (title, points, values).  Integer values are classes, other values a colour scale.
 
-    `names`: panel title -> names of its classes, for a legend below the panel.  Points are pixels in SVG files, too:
-    thousands of shapes would make them large.
+    Points are pixels in SVG files, too: thousands of shapes would make a file large.
 
     >>> code_maps([("by target", embed(codes), targets), ("by term 1", embed(codes), terms[:, 0])])
+
+    Args:
+        names: The title of a panel -> names of its classes, for a legend below the panel.
     """
     if not panels:
         raise ValueError("code_maps: the list of panels is empty; give at least one")

@@ -20,7 +20,10 @@ def embed(codes: Float[Tensor, "b h"] | Float[Array, "b h"], seed: int = 0) -> F
     """A map of codes: two coordinates (b 2) per code, by Barnes-Hut t-SNE (van der Maaten & Hinton 2008).
 
     It begins with the two directions of largest variance.  Its perplexity is 30, or less for few codes.  It runs on one
-    thread, so equal inputs give equal maps.  Raises ValueError for fewer than 4 codes, and codes that are not finite.
+    thread, so equal inputs give equal maps.
+
+    Raises:
+        ValueError: For fewer than 4 codes, and codes that are not finite.
     """
     x = finite(codes, "embed")
     if len(x) < 4:
@@ -53,10 +56,14 @@ def similarity(
 ) -> tuple[Int[Array, " c"], Float[Array, "c c"]]:
     """Cosine similarity between the mean codes of all classes: (classes in ascending order, matrix).
 
-    `centred`: subtract the mean over classes first.  Without it, a component that all classes share brings every
-    similarity near 1: softmax codes, for example, are all positive.  A class whose mean code is exactly zero, or of
-    which only rounding is left after centring, has similarity 0 to every class, itself included.  Raises ValueError for
-    codes that are not finite.
+    A class whose mean code is zero, or only rounding after centring, has similarity 0 to every class, itself included.
+
+    Args:
+        centred: Whether to subtract the mean over classes first.  Otherwise, a component that all classes share brings
+            every similarity near 1: softmax codes, for example, are all positive.
+
+    Raises:
+        ValueError: For codes that are not finite.
     """
     classes, mean = means(codes, labels)
     rounding = 0.0
@@ -72,8 +79,7 @@ def similarity(
 def means(
     codes: Float[Tensor, "b h"] | Float[Array, "b h"], labels: Int[Tensor, " b"] | Int[Array, " b"]
 ) -> tuple[Int[Array, " c"], Float[Array, "c h"]]:
-    """The mean code of every class: (classes in ascending order, means).  Raises ValueError for codes that are not
-    finite."""
+    """The mean code of every class: (classes in ascending order, means).  Raises ValueError if a code is not finite."""
     x, y = finite(codes, "means"), as_array(labels)
     classes = np.unique(y)
     return classes, np.stack([x[y == label].mean(0) for label in classes])

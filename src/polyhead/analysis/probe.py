@@ -39,8 +39,12 @@ Labels = Int[Tensor, "..."] | Int[Array, "..."]
 class Probe:
     """The outcome of one probe.
 
-    `f1`: macro F1 on the held-out part, over the classes that occur there.  `chance`: the same with permuted labels in
-    the fitting part.  `n`: held-out items.  `classes`: how many.  `predictions`: of the held-out part, in order.
+    Attributes:
+        f1: Macro F1 on the held-out part, over the classes that occur there.
+        chance: The same with permuted labels in the fitting part.
+        n: The number of held-out items.
+        classes: The number of classes in the held-out part.
+        predictions: Those for the held-out part, in order.
     """
 
     f1: float
@@ -64,13 +68,17 @@ def probe(
     test: Index,
     seed: int = 0,
 ) -> Probe:
-    """Fit a multinomial logistic regression on the items `train`, score it on the items `test` (indices, masks or
-    slices).  `seed`: of the permuted labels for `chance`.
+    """Fit a multinomial logistic regression on the items `train`, score it on the items `test`.
+
+    Items are indices, a mask or a slice.  A held-out class that does not occur in the fitting part counts as F1 = 0.
 
     >>> probe(codes, labels, train=slice(0, 1000), test=slice(1000, 2000)).f1
 
-    A held-out class that does not occur in the fitting part counts as F1 = 0.
-    ValueError: fewer than two classes to fit, an empty part, parts that share items, or codes that are not finite.
+    Args:
+        seed: That of the permuted labels for `chance`.
+
+    Raises:
+        ValueError: For fewer than two classes to fit, an empty part, parts that share items, or codes not finite.
     """
     x, y = finite(codes, "probe"), as_array(labels)
     fit, held_out = _indices("train", train, len(x)), _indices("test", test, len(x))
@@ -133,16 +141,19 @@ def query_codes(
     query: Tensor | None = None,
     device: Device = "cpu",
 ) -> tuple[list[Float[Array, "b _"]], Batch]:
-    """The codes of n chosen pairs for each layer, (b n h) with the heads of all groups, and the sequences.
+    """The codes of n chosen pairs for each layer, (b, n h) with the heads of all groups, and the sequences.
 
-    `pairs`: (query, key) positions, or a name in `task.pairs`: "self" is the last token attending to itself.
-    `query`: one token (c,) or () that replaces the last one of every sequence; the targets stay those of the old token.
-    Raises ValueError for a query of another shape, or of floats where tokens are integers, and for pairs of padding,
-    which have no code.
     Fields of the task change the sequences: `replace(task, inputs="fixed_context")`, `replace(task, permuted=False)`.
 
     >>> layers, batch = query_codes(model, task, "compositional", 1000)
     >>> unlike, batch = query_codes(model, task, "compositional", 1000, pairs=((-1, 0), (-1, 1)))      # (1000, 2 heads)
+
+    Args:
+        pairs: (query, key) positions, or a name in `task.pairs`: "self" is the last token attending to itself.
+        query: One token (c,) or () that replaces the last one of every sequence; targets stay those of the old token.
+
+    Raises:
+        ValueError: For a query of another shape or kind than the tokens, and for pairs of padding, which have no code.
     """
     check_number("query_codes", "sequences", sequences, 1)
     if isinstance(pairs, str):
@@ -188,8 +199,6 @@ def probe_model(
 ) -> list[Row]:
     """Probe every layer of a model for every part of its tasks.
 
-    Rows are {pairs, layer, target, query, f1, chance, n, classes}.
-
     A probe is fitted on `sequences` sequences of training tasks (split `iid`), and scored on equally many of unseen
     tasks (`compositional`); training and evaluation read none of them.  Besides the task, these vary:
 
@@ -199,12 +208,16 @@ def probe_model(
 
     With a fixed query, the target of the last token is no label; other labels must not depend on that token.
     A linear probe finds more at one query than across all.  A task with a single query token (the zeros of SRAVEN) has
-    one probe, called "fixed".  `pairs`: the name of a view, see `analysis.views`.  The terms of fuzzy logic are sorted,
-    so their priors and possible classes differ: compare each with its own chance level, not with each other.
+    one probe, called "fixed".  The terms of fuzzy logic are sorted, so their priors and possible classes differ:
+    compare each with its own chance level, not with each other.
 
     >>> rows = probe_model(model, task, sequences=100, queries=1)
 
-    Raises ValueError for a task without unseen combinations, or without a query token, such as images.
+    Returns:
+        Rows {pairs, layer, target, query, f1, chance, n, classes}; `pairs` is the name of a view, see `analysis.views`.
+
+    Raises:
+        ValueError: For a task without unseen combinations, or without a query token, such as images.
     """
     reason = unreadable(task)
     if reason:
@@ -278,17 +291,21 @@ def probe_layers(
     *,
     test: float = 0.5,
 ) -> list[Row]:
-    """Probe the code of chosen pairs for given labels, layer by layer.
+    """Probe the code of chosen pairs for given labels, layer by layer: rows {layer, name, f1, chance, n, classes}.
 
-    `taps`: the result of `capture` for each batch.  `labels`: for each batch one label per sequence (b), or (b n) where
-    the indices are n pairs; below 0 means no label.  The probe is fitted on the first sequences and scored on the last
-    ones, a share `test` of all.  No sequence is in both parts.  Rows are {layer, name, f1, chance, n, classes}.
+    The probe is fitted on the first sequences and scored on the last ones; no sequence is in both parts.
 
     >>> batches = [task.batch("iid", 60, seed=0, step=i) for i in range(2)]
     >>> answers = [(batch.targets[:, -1, 0] > 0.5).long() for batch in batches]
     >>> rows = probe_layers((capture(model, batch) for batch in batches), answers, -1, -1)
 
-    Raises ValueError for batches with different layers, labels of another shape than the codes, and as `probe`.
+    Args:
+        taps: The result of `capture` for each batch.
+        labels: For each batch one label per sequence (b), or (b n) for indices of n pairs; below 0 means no label.
+        test: The share of all sequences that is scored.
+
+    Raises:
+        ValueError: For batches with different layers, labels of another shape than the codes, and as `probe`.
     """
     if not 0 < test < 1:
         raise ValueError(f"probe_layers: test must be a share between 0 and 1 but is {test}")
@@ -332,11 +349,13 @@ def clusters(
     seed: int = 0,
     device: Device = "cpu",
 ) -> list[Row]:
-    """The purity of each code's neighbours by layer and target: which target do clusters follow?
+    """The purity of each code's neighbours by layer and target: rows {pairs, layer, target, purity, chance, n}.
 
-    Rows are {pairs, layer, target, purity, chance, n}: see `analysis.purity`; n counts equal sequences once.  `labels`
-    gives the integer labels (b) of a batch by name.  On SRAVEN: do early layers cluster by the size of numbers, and
-    late ones by rule (Schug et al. 2024, section 4.4, figures 5A, 5B, A6)?
+    Which target do clusters follow?  On SRAVEN: do early layers cluster by the size of numbers, and late ones by rule
+    (Schug et al. 2024, section 4.4, figures 5A, 5B, A6)?  See `analysis.purity`; n counts equal sequences once.
+
+    Args:
+        labels: Gives the integer labels (b) of a batch by name.
     """
     rows: list[Row] = []
     for view, (drawn, pairs) in views(task).items():

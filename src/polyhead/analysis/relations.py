@@ -46,14 +46,18 @@ class LayerLook:
 def look(model: nn.Module, batch: Batch, *, sample: int = 0, task: Task | None = None) -> list[LayerLook]:
     """Attention, relations and symbol assignments of every layer for one sample of `batch`.
 
+    An encoder-decoder gives the layers of its encoder, then self- and cross-attention of each decoder layer.  Padding
+    is omitted: tokens that the batch masks and, in a causal model, tokens after the last scored one.
+
     >>> layers = look(model, batch, sample=1)
     >>> layers[0].name, layers[0].groups[0].kind, layers[0].groups[0].attention.shape, layers[0].senders[:3]
     ('layer 1', 'hyla', (8, 32, 32), ('1', '2', '3'))
 
-    An encoder-decoder gives the layers of its encoder, then self- and cross-attention of each decoder layer.  `task`
-    gives names to tokens, such as the characters of maths or the cards of SET.  Padding is omitted: tokens that the
-    batch masks and, in a causal model, tokens after the last scored one.  Raises ValueError for a model without
-    attention, and for a sample that does not exist.
+    Args:
+        task: Gives names to tokens, such as the characters of maths or the cards of SET.
+
+    Raises:
+        ValueError: For a model without attention, and for a sample that does not exist.
     """
     if "taps" not in inspect.signature(model.forward).parameters:
         raise ValueError(f"look: the model must have attention (taps=...), got a {type(model).__name__}")

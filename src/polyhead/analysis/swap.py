@@ -53,13 +53,15 @@ def swap_codes(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> list[dict[str, Any]]:
-    """The task's metric against the rule of the sequence itself and against the donor's, one row for each of `CODES`.
+    """The task's metric against a sequence's own rule and the donor's: rows {code, own, donor, own_se, donor_se, n}.
 
-    Rows are {code, own, donor, own_se, donor_se, n}, all for the same `pairs` pairs of sequences.  `task.contrasts`
-    draws them from a stream that neither training nor evaluation reads.  ValueError for a task without such
-    pairs, and for heads other than `KINDS`, a user's functions among them.
+    There is a row for each of `CODES`, all for the same `pairs` pairs of sequences.  `task.contrasts` draws the pairs
+    from a stream that neither training nor evaluation reads.
 
     >>> {row["code"]: row["donor"] for row in swap_codes(model, task)}
+
+    Raises:
+        ValueError: For a task without such pairs, and for heads other than `KINDS`, a user's functions among them.
     """
     return _rows("code", controls, model, task, split, pairs=pairs, layer=layer, seed=seed, device=device)
 

@@ -27,10 +27,12 @@ from polyhead.ops.latent_code import act as activation, retrieve
 class ValueNetwork(list[Tensor]):
     """The matrices [out, in] in order of application, with biases and activations.
 
-    `biases`: one vector [out] per matrix, zero if the layer has no bias.  The value bias enters as sum_h a_h b_h,
-    through W_out if the two maps merge.  `act`: the function between matrices.  Calling the network applies it to
-    inputs (..., m).  The sum over keys and groups is the layer's output, except for its output bias, which is added
-    once per query.
+    Calling the network applies it to inputs (..., m).  The sum over keys and groups is the layer's output, except for
+    its output bias, which is added once per query.
+
+    Args:
+        biases: One vector [out] per matrix, or zero.  That of values is sum_h a_h b_h, through W_out if the maps merge.
+        act: The function between matrices.
     """
 
     def __init__(self, matrices: Sequence[Tensor], biases: Sequence[Tensor], act: str) -> None:
@@ -56,9 +58,12 @@ def value_network(taps: Taps, q_index: int, k_index: int, *, sample: int = 0, gr
     [(8, 64), (64, 8)]
     >>> network(layer.context[0, -1])                      # this pair's share of the layer's output
 
-    `sample`: the index of the sequence in the batch.  A layer with several groups of heads has one value network per
-    `group`, and adds them.  Raises ValueError if there is no value network.  Values that are not a linear map have
-    none, and neither has a user's function whose output is not the sum of code times value.
+    Args:
+        sample: The index of the sequence in the batch.
+        group: The group of heads: a layer with several groups has a value network for each, and adds their outputs.
+
+    Raises:
+        ValueError: If values are no linear map, or a user's function does not give the sum of code times value.
     """
     check_taps("value_network", taps)
     code = codes(taps, q_index, k_index, group=group)

@@ -63,7 +63,9 @@ def _templates() -> jinja2.Environment:
 def render(template: str, values: Mapping[str, Any], *, title: str, style: str) -> HtmlPage:
     """The page of a template that extends "pages/page.html", such as "pages/report/report.html".
 
-    `style`: the file of its style in this folder, after the common style.  `values`: what the template itself reads.
+    Args:
+        values: What the template itself reads.
+        style: The file of its style in this folder, after the common style.
     """
     styles = Markup(resource("style.css") + resource(style))
     page = _templates().get_template(template)
@@ -71,9 +73,10 @@ def render(template: str, values: Mapping[str, Any], *, title: str, style: str) 
 
 
 def figure_as_svg(figure: Any, caption: str, name: str) -> Markup:
-    """The element of a matplotlib figure with its caption: SVG inside the page, in the inks of the page's theme.
+    """The element of a matplotlib figure with its caption: SVG in the inks of the page's theme; a wide figure scrolls.
 
-    `name`: unlike those of the page's other figures.  A figure wider than a phone scrolls.
+    Args:
+        name: Differs from the names of the page's other figures.
     """
     start = Markup('<svg role="img" aria-label="{}" ').format(caption)
     svg = Markup(canvas.svg(figure, name).replace("<svg ", start, 1))

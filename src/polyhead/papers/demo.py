@@ -82,8 +82,11 @@ def race(racer: str, seed: int) -> Iterator[tuple[int, float]]:
 def fuzzy_scores(report: Callable[[str, int], None]) -> Scores:
     """R² of the trained models and of two baselines on both splits, computed now.
 
-    `report(name, number)` is called before each of the models.  Raises ValueError if the folder `models/` of the
-    repository is not here.
+    Args:
+        report: Called with name and number before each of the models.
+
+    Raises:
+        ValueError: If the folder `models/` of the repository is not here.
     """
     values: Scores = {}
     for number, seed in enumerate(SPLIT_SEEDS):
@@ -111,7 +114,8 @@ def trained_models_are_here() -> bool:
 def draw_race(curves: dict[str, dict[str, Curve]]) -> "Figure":
     """Accuracy on new shapes over training steps: mean and range of the seeds of each racer.
 
-    `curves`: racer -> seed -> its curve.
+    Args:
+        curves: Racer -> seed -> its curve.
     """
     from polyhead.analysis.canvas import FAINT, INK, one_panel
 

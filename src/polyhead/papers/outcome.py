@@ -39,11 +39,14 @@ Panel = tuple[str, Mapping[str, Mapping[Any, list[float]]], Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure or table.  `runs`: maps a scale to the runs, or None for a figure without training.
+    """A figure or table.
 
-    `draw`: called with the study of the finished runs; for a figure without training with the scale.
-    `minutes`: core minutes of all runs at the small scale, one thread each, on a busy machine (docs/results).
-    `gpu`: GPU minutes of one run at paper scale, by the paper.  `short`: whether the scale `short` exists.
+    Attributes:
+        draw: Called with the study of the finished runs; for a figure without training with the scale.
+        runs: Maps a scale to the runs, or None for a figure without training.
+        minutes: Core minutes of all runs at the small scale, one thread each, on a busy machine (docs/results).
+        gpu: GPU minutes of one run at paper scale, by the paper.
+        short: Whether the scale `short` exists.
     """
 
     title: str
@@ -68,8 +71,9 @@ class Picture:
 class FigureOutcome:
     """The result of a figure.
 
-    `table`: rows by name of column; numbers are measured unless the column says "paper".  `numbers`: the numbers of the
-    pictures as JSON values.
+    Attributes:
+        table: Rows by name of column; numbers are measured unless the column says "paper".
+        numbers: The numbers of the pictures as JSON values.
     """
 
     pictures: Sequence[Picture] = ()
@@ -141,7 +145,9 @@ def panels(
 ) -> list[Panel]:
     """Return a panel for each value of the first axis, with the second axis on x and a line per model.
 
-    `title`: maps the value to the title.  `levels`: maps the cells of a panel to its baselines.
+    Args:
+        title: Maps the value to the title.
+        levels: Maps the cells of a panel to its baselines.
     """
     drawn: list[Panel] = []
     for value, rows in cells.groupby(level=0, sort=False):

@@ -50,10 +50,13 @@ def reproduce(
 ) -> tuple[pathlib.Path, FigureOutcome, tuple[Failure, ...]]:
     """Train the unfinished runs of `figure`, draw it, and write results.json, README.md, pictures and index.html.
 
-    `folder` (default runs/reproduce/SCALE) has the runs, which figures share, and a folder for each figure.
-    `scale`: by default `short` for figures about fuzzy logic, `small` for the others.  `seeds`: their number (default:
-    that of the scale); a verdict takes five.  Returns the page, its contents, and the failed runs, which the figure
-    omits.
+    Args:
+        scale: By default `short` for figures about fuzzy logic, `small` for the others.
+        folder: Has the runs, which figures share, and a folder for each figure; by default runs/reproduce/SCALE.
+        seeds: The number of seeds, by default that of the scale; a verdict takes five.
+
+    Returns:
+        The page, its contents, and the failed runs, which the figure omits.
     """
     definition = FIGURES[one_of("polyhead reproduce", "figure", figure, FIGURES)]
     scale = one_of("polyhead reproduce", "scale", scale or default_scale(figure), SCALES)
@@ -193,13 +196,17 @@ def run_as_json(study: Study, point: FinishedRun) -> About:
 def redraw(
     results: str | pathlib.Path, folder: str | pathlib.Path | None = None, *, figure: str | None = None
 ) -> tuple[pathlib.Path, FigureOutcome]:
-    """Redraw the figure of `results` (results.json or its folder) in `folder` (default: the same folder).
+    """Redraw the figure of `results` (results.json or its folder) and return the page and its contents.
 
-    Nothing is trained; baselines and verdicts are computed anew.  Returns the page and its contents.  `figure`: the
-    required name of the figure.  The command, dates and scores of the runs are kept; "drawn" is the time of redrawing.
+    Nothing is trained; baselines and verdicts are computed anew.  The command, dates and scores of the runs are kept;
+    "drawn" is the time of redrawing.
 
-    Raises ValueError for results of another format, runs that differ from the recipe's, or a figure that needs more
-    than final scores: models, or scores during training.
+    Args:
+        folder: By default that of `results`.
+        figure: The required name of the figure; by default any.
+
+    Raises:
+        ValueError: For another format, runs unlike the recipe's, and a figure of models or of scores during training.
     """
     path = pathlib.Path(results)
     if path.is_dir():

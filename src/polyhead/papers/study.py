@@ -78,8 +78,9 @@ class ModelRow:
 class Paper:
     """A paper, or a family of papers, whose figures are reproduced.
 
-    `models`: by the name with which the name of a run ends, before its seed.  `axes`: the axes of its figures in
-    addition to `AXES`.
+    Attributes:
+        models: By the name with which the name of a run ends, before its seed.
+        axes: The axes of its figures in addition to `AXES`.
     """
 
     title: str
@@ -112,9 +113,10 @@ class Paper:
 class FinishedRun:
     """One finished run.
 
-    `courses`: the scores of its main metric during training, by split and optimiser step, and its `TRAINING_LOSS` at
-    the last one, where the run's folder is gone; None: they are in the folder.  `text`: the fingerprint of the text on
-    which it trained, where the folder is gone.
+    Attributes:
+        courses: Where the run's folder is gone, the scores of its main metric during training, by split and optimiser
+            step, and its `TRAINING_LOSS` at the last step; None if they are in the folder.
+        text: Where the folder is gone, the fingerprint of the text on which the run trained.
     """
 
     run: Run
@@ -177,7 +179,8 @@ def setting_of(run: Run) -> Setting:
 class Cell:
     """The runs of the selected setting, one per seed, and the number of searched settings.
 
-    `diverged`: seeds of this setting that diverged.  Their scores are NaN, so no claim is judged by the other seeds.
+    Attributes:
+        diverged: Seeds of this setting that diverged.  Their scores are NaN, so no claim is judged by the other seeds.
     """
 
     setting: Setting
@@ -267,7 +270,7 @@ class Study:
     def cells(self, *axes: str, task: str | None = None) -> "Series":
         """Return the selected cells: a series with a level of its index for each axis, in the order of the runs.
 
-        `study.cells("length", "model")[32, "hyla"]` is the cell of HYLA at length 32.  `task`: only of this task.
+        `study.cells("length", "model")[32, "hyla"]` is the cell of HYLA at length 32, of all tasks or of `task` alone.
         """
         with optional("reproduce", "polyhead[report]"):
             import pandas

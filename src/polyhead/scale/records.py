@@ -38,8 +38,9 @@ FORMATS = ("md", "csv", "latex", "json")
 class Record:
     """A run on the disk.
 
-    `settings`: the fields in which the runs of the table differ.  `scores[split]`: for a finished run, its loss, and
-    the mean and standard error `<metric>_se` of each metric.
+    Attributes:
+        settings: The fields in which the runs of the table differ.
+        scores: Split -> loss, and the mean and standard error `<metric>_se` of each metric, of a finished run.
     """
 
     label: str
@@ -78,7 +79,7 @@ class Record:
 
 
 def state_of(run: Run, folder: pathlib.Path, result: Result | None) -> tuple[State, int, str]:
-    """Return the state of a run, its number of steps, and the error of a failed run.  `result`: if it is finished.
+    """Return the state of a run, its number of steps, and the error of a failed run; a finished one has a `result`.
 
     running: a process trains it, here or elsewhere.  stopped: no process, no error; the same command resumes it.
     """
@@ -228,7 +229,10 @@ class Records:
 def records(*folders: str | pathlib.Path, caller: str = "records") -> Records:
     """Return the runs in these folders at any depth, each once, sorted by settings; a folder may itself be a run.
 
-    A folder may also be the name of a trained model.  Raises ValueError, with `caller` first, for no run.
+    A folder may also be the name of a trained model.
+
+    Raises:
+        ValueError: For no run; the text begins with `caller`.
     """
     run_by_folder: dict[pathlib.Path, tuple[Run, pathlib.Path]] = {}
     for folder in folders or ("runs",):

@@ -78,8 +78,10 @@ _training_lock = threading.RLock()
 def process(config: Run, device: torch.device | None = None) -> Iterator[torch.device]:
     """Set threads, determinism, precision, default dtype, default device and random state for a run; restore them.
 
-    Autocast, `no_grad`, `inference_mode` and the matmul precision of the caller do not apply, or one digest would have
-    two results.  Raises ValueError while another thread is in such a context: they would share random numbers.
+    The caller's autocast, `no_grad`, `inference_mode` and matmul precision do not apply: one digest has one result.
+
+    Raises:
+        ValueError: While another thread is in such a context: the two would share random numbers.
     """
     if device is None:
         device = pick_device(config.device)

@@ -30,12 +30,15 @@ def evaluate(
     accumulate: int = 1,
     world: World | None = None,
 ) -> dict[str, float]:
-    """The loss over all scored positions; for each metric its mean over sequences, weighted by the task's `amounts`,
-    and the standard error `<metric>_se` of that mean (nan for a single sequence).
+    """The loss, each metric and its standard error `<metric>_se`, and the number of scored `sequences`.
 
-    Batches 0 to `batches` - 1 of the split's own stream are scored: the same for every model with this seed.  If a
-    split has fewer batches, each of its sequences is scored once.  `sequences` is the number of scored sequences.
-    `accumulate`: number of parts per batch, as in training.  `world`: the processes that share the work.
+    The loss is a mean over all scored positions.  A metric is a mean over sequences, weighted by the task's `amounts`;
+    its error is nan for a single sequence.  Batches 0 to `batches` - 1 of the split's own stream are scored: the same
+    for every model with this seed.  If a split has fewer batches, each of its sequences is scored once.
+
+    Args:
+        accumulate: The number of parts per batch, as in training.
+        world: The processes that share the work.
     """
     device, world = torch.device(device), world or World.alone()
     losses: list[Tensor] = []
@@ -133,8 +136,7 @@ def summary(
     sequences: int,
     amounts: Sequence[Tensor | None] = (),
 ) -> dict[str, float]:
-    """The mean loss over all scored positions, the mean and standard error of each metric over all sequences, and the
-    number of sequences.  `scored`: the number of scored positions of each batch.  `amounts`: see `Task.amounts`."""
+    """The scores of `evaluate` from those of batches, with their numbers of `scored` positions and `Task.amounts`."""
     # Batches may differ in scored positions; a plain mean of their losses would favour the short ones.
     counts = torch.stack(scored).cpu().double()
     means = torch.stack(losses).cpu().double().masked_fill(counts == 0, 0.0)  # the mean of no position may be NaN

@@ -30,7 +30,9 @@ GRACE = 30.0
 def train(config: Run, devices: int, *, progress: bool = True, resume: bool = False, again: bool = False) -> Result:
     """`run` with a worker for each of `devices` devices of this machine.
 
-    Raises ValueError as `run` does, and for too many devices; SystemExit with the exit code of workers that failed.
+    Raises:
+        ValueError: As `run` does, and for too many devices.
+        SystemExit: With the exit code of workers that failed.
     """
     if devices < 1:
         raise ValueError(f"train: devices must be at least 1 but is {devices}")

@@ -180,8 +180,10 @@ def predict(
 ) -> Tensor:
     """The model's outputs in at least float32: (b t c), or (b 1 c) for classification.
 
-    Positions that the task never scores are not computed; they are 0.
-    `keep`: multiplies the code of each layer, see `Transformer.forward`.
+    Positions that the task never scores are not computed; their outputs are 0.
+
+    Args:
+        keep: Multiplies the code of each layer, see `Transformer.forward`.
     """
     options = {}
     if keep is not None:
@@ -226,7 +228,8 @@ def sources(batch: Batch) -> dict[str, Tensor | None]:
 def metrics(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str, Tensor]:
     """The task's metrics of a batch, each (b).
 
-    Raises ValueError for another shape, for the name of another score, and without the main metric.
+    Raises:
+        ValueError: For another shape, for the name of another score, and without the main metric.
     """
     kind, shape = type(task).__name__, (len(batch.inputs),)
     scores = task.metrics(outputs, batch)

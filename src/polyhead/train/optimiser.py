@@ -59,7 +59,8 @@ def build(model: nn.Module, train: Train) -> AdamW:
 def parameter_kinds(model: nn.Module) -> dict[str, str]:
     """Each parameter's kind by name: `weights`, or the field of `Decay` that governs it.
 
-    Raises ValueError for a module type that is not in the table: a new layer must declare its parameters.
+    Raises:
+        ValueError: For a module type that is not in the table: a new layer must declare its parameters.
     """
     kinds: dict[int, str] = {}
     for module in model.modules():

@@ -58,12 +58,17 @@ def run(
 ) -> Result:
     """Train `config` in its folder and return its result; a finished run is not trained again.
 
-    `resume`: continue from the folder's checkpoint if there is one.  `again`: delete the earlier training and restart.
-    `callbacks`: called with every row of metrics.jsonl when it is written, only in the first of several processes.  An
-    exception in a callback ends the run; its last checkpoint remains.
-    Raises ValueError if the folder holds another run, or an unfinished one and neither `resume` nor `again` is given.
-    So it does while another thread of this process trains.  Raises OSError if the disk fails, and Interrupted after
-    Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, with the run saved.
+    Args:
+        resume: Continue from the folder's checkpoint if there is one.
+        again: Delete the earlier training and restart.
+        callbacks: Called with every row of metrics.jsonl when it is written, only in the first of several processes.
+            An exception in a callback ends the run; the run keeps its last checkpoint.
+
+    Raises:
+        ValueError: If the folder holds another run, or an unfinished one and neither `resume` nor `again` is given.
+            Also while another thread of this process trains.
+        OSError: If the disk fails.
+        Interrupted: After Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, with the run saved.
     """
     check_run("train.run", config)
     world, folder = World.here(config.device), folder_of(config)

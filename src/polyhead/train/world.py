@@ -59,7 +59,8 @@ class World:
     def here(cls, device: str = "auto") -> "World":
         """The world of this process, by its environment, with one of the machine's devices.
 
-        Raises ValueError for an inconsistent environment, and for fewer devices than processes on this machine.
+        Raises:
+            ValueError: For an inconsistent environment, and for fewer devices than processes on this machine.
         """
         rank, size, local = ranks_from(os.environ)
         if size == 1:
@@ -129,7 +130,8 @@ class World:
     def on_rank_zero(self, action: Callable[[], int | None]) -> int:
         """Run `action` on rank 0 and broadcast its non-negative result; None is 0.
 
-        If `action` raises, rank 0 raises its error and the other ranks raise PeerProcessEnded.
+        Raises:
+            PeerProcessEnded: On the other ranks if `action` raises; rank 0 raises the error of `action`.
         """
         if self.size == 1:
             return action() or 0
@@ -258,10 +260,10 @@ def address_of_first(environment: Mapping[str, str]) -> tuple[str, int]:
 
 
 def meet_processes(rank: int, size: int) -> dist.Store:
-    """The store that all processes of the run share, once all of them have come.
+    """The store that all processes share once all have come: the processes wait in short turns and say who is missing.
 
-    The processes wait in short turns and say who is missing.  Raises ValueError if the port is taken, and if a process
-    does not come within `PATIENCE`.
+    Raises:
+        ValueError: If the port is taken, and if a process does not come within `PATIENCE`.
     """
     host, port = address_of_first(os.environ)
     if rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
@@ -282,10 +284,7 @@ def meet_processes(rank: int, size: int) -> dist.Store:
 
 
 def wait_for(missing: Callable[[], str], waiting: str) -> None:
-    """Return once `missing` gives no name.  `waiting`: who waits, for the line that is printed after some seconds.
-
-    Raises ValueError after `PATIENCE`.
-    """
+    """Return once `missing` gives no name; soon prints that `waiting` waits.  Raises ValueError after `PATIENCE`."""
     # Short turns in Python, because Ctrl-C does not end a call of torch that waits.
     begin = time.monotonic()
     has_spoken = False

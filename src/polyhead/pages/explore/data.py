@@ -59,11 +59,13 @@ class PageContents:
 
 
 def gather(taps: Sequence[Taps], tokens: Sequence[str], *, of: int = 0) -> PageContents:
-    """The numbers of all pairs of one sequence, layer by layer.
+    """The numbers of all pairs of one sequence by layer: of the first TOKENS tokens, or fewer beyond NUMBERS bytes.
 
-    At most the first TOKENS tokens are used, or fewer if they need more than NUMBERS bytes.  `of`: the number of tokens
-    before truncation.
-    Raises ValueError for no layers, no tokens, several sequences, layers over other tokens, or numbers not finite.
+    Args:
+        of: The number of tokens before truncation.
+
+    Raises:
+        ValueError: For no layers, no tokens, several sequences, layers over other tokens, or numbers not finite.
     """
     _check(taps, tokens)
     groups: list[GroupTaps] = []

@@ -18,7 +18,8 @@ with optional("explore: a model of Hugging Face", "polyhead[hf]"):
 def load(folder: pathlib.Path, device: str | torch.device = "cpu") -> tuple[torch.nn.Module, Any]:
     """The causal model in `folder`, in eval mode on `device`, and its tokenizer; no code in the folder is run.
 
-    Raises ValueError if the folder lacks one of them, or some weights.
+    Raises:
+        ValueError: If the folder lacks one of them, or some weights.
     """
     options: Any = {"local_files_only": True, "trust_remote_code": False}
     verbosity, has_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()

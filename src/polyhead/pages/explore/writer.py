@@ -42,6 +42,8 @@ def write(
 ) -> pathlib.Path:
     """Write the page on one sequence, with `tokens` as text, and return its path.
 
+    A page shows at most 512 tokens, fewer for large models, and says so.  It needs no network and no other file.
+
     >>> heads = (Hyla(2), Softmax(2))
     >>> model = Transformer(TransformerConfig(Tokens(9), Logits(9), dim=8, layers=2, heads=heads, causal=True))
     >>> ids = torch.tensor([[3, 1, 4, 1, 5]])
@@ -49,10 +51,12 @@ def write(
     >>> write(taps, ["to", " be", " or", " not", " to"], "explore.html").name
     'explore.html'
 
-    `taps`: from `polyhead.analysis.capture` or `polyhead.compat.huggingface.capture`, for one sequence.  A page shows
-    at most 512 tokens, fewer for large models, and says so.  `of`: the number of tokens before truncation.  The page
-    needs no network and no other file.  Raises ValueError if taps and tokens do not match, for numbers that are not
-    finite, and for a path that cannot be written.
+    Args:
+        taps: From `polyhead.analysis.capture` or `polyhead.compat.huggingface.capture`, for one sequence.
+        of: The number of tokens before truncation.
+
+    Raises:
+        ValueError: If taps and tokens do not match, numbers are not finite, or the path cannot be written.
     """
     path = pathlib.Path(path)
     contents = gather(taps, tokens, of=of)
@@ -71,10 +75,15 @@ def explore(
 ) -> pathlib.Path:
     """Write the page on `text` as `model` reads it, and return its path.
 
-    `model`: ours, or a causal model of Hugging Face.  `codec`: its codec (from `polyhead.tasks.text.tokens`) or its
-    tokenizer.  Only the first 512 tokens are read; for a causal model, later tokens have no effect on them.  Raises
-    ValueError for an empty text, a text longer than the model's context, and tokens outside the model's vocabulary.  It
-    also raises ValueError for a model that does not read tokens, and as in `write`.
+    Only the first 512 tokens are read; for a causal model, later tokens have no effect on the first ones.
+
+    Args:
+        model: Ours, or a causal model of Hugging Face.
+        codec: Our model's codec (from `polyhead.tasks.text.tokens`), or the other model's tokenizer.
+
+    Raises:
+        ValueError: For an empty text, a text longer than the model's context, and tokens outside its vocabulary.
+            Also for a model that does not read tokens, and as in `write`.
     """
     check_place("explore", pathlib.Path(path))
     if not text:
@@ -97,11 +106,14 @@ def explore(
 def explore_folder(
     folder: Path, text: str, path: Path, *, device: str | torch.device = "cpu", progress: bool = True
 ) -> pathlib.Path:
-    """Write the page on `text` as read by the model in `folder`.
+    """Write the page on `text` as read by the model in `folder`, and return its path.
 
-    `folder`: a run folder, the name of a trained model that comes with polyhead, or a folder written by Hugging Face's
-    `save_pretrained`, with its tokenizer.  Raises ValueError for a run that is not finished or not on text, and as in
-    `explore`.
+    Args:
+        folder: A run folder, the name of a trained model that comes with polyhead, or a folder written by Hugging
+            Face's `save_pretrained`, with its tokenizer.
+
+    Raises:
+        ValueError: For a run that is not finished or not on text, and as in `explore`.
     """
     folder = run_path(folder)
     check_place("explore", pathlib.Path(path))

@@ -30,7 +30,8 @@ LARGEST_SCORE = 1e150
 class Entry:
     """One run folder: its configuration and rows, its result if it is finished, and notes on what is wrong with it.
 
-    `diverged`: whether training ended because its numbers were not finite.
+    Attributes:
+        diverged: Whether training ended because its numbers were not finite.
     """
 
     folder: pathlib.Path
@@ -150,7 +151,8 @@ def finite(value: object) -> float | None:
 def read(folders: Iterable[str | pathlib.Path]) -> list[Entry]:
     """Read run folders, each run once.
 
-    Raises ValueError for no folders, a folder that is not a run, a damaged file, or different tasks.
+    Raises:
+        ValueError: For no folders, a folder that is not a run, a damaged file, or different tasks.
     """
     entries: dict[str, Entry] = {}
     # A run may have several folders: it counts once.

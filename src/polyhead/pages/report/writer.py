@@ -41,12 +41,17 @@ def write(
 ) -> pathlib.Path:
     """Write the report on run `folders` to `path` and return that path.
 
+    Unfinished runs, and runs with an unreadable checkpoint, appear only with their curves and a note.
+
     >>> write(["runs/softmax-0", "runs/hyla-0"], "runs/report.html")
 
-    `folders`: of one task; also names from `polyhead list models`.  `title`: shown above the headline.  `static`: a
-    folder for all figures as PNG and SVG.  Unfinished runs, and runs with an unreadable checkpoint, appear only with
-    their curves and a note.  Raises ValueError for no folders, a folder that is not a run, or a damaged file.  So it
-    does for runs of different tasks, or a path that cannot be written.
+    Args:
+        folders: Those of one task; also names from `polyhead list models`.
+        title: Shown above the headline.
+        static: A folder for all figures as PNG and SVG.
+
+    Raises:
+        ValueError: For no folders, one that is not a run, a damaged file, several tasks, or a path not to be written.
     """
     path = pathlib.Path(path)
     check_place("report", path)

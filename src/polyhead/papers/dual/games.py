@@ -146,7 +146,9 @@ def claims(cells: Cells) -> list[Verdict]:
 def all_games(curves: Mapping[str, Table], novel: Mapping[str, Mapping[str, Scores]]) -> list[Verdict]:
     """Return claims about means over games.
 
-    `curves[game]`: scores by number of images.  `novel[split][game]`: those on unseen shapes with the most images.
+    Args:
+        curves: Game -> scores by number of images.
+        novel: Split -> game -> scores on unseen shapes with the most images.
     """
     import pandas
 

@@ -122,8 +122,11 @@ def classifier(ends: Ends, row: str, shape: Scale, relations: Relations) -> Mode
 def writer(source: tuple[Input, int], ends: Ends, row: str, shape: Scale, relations: Relations) -> TransformerConfig:
     """The encoder-decoder model `row`, with as many parameters as dual attention.
 
-    `source`: the encoder's input and length; `ends`: the decoder's input, output and length.  Dual attention
-    has relational heads in encoder and decoder; the Abstractor is an encoder, and its decoder a transformer.
+    Dual attention has relational heads on both sides; the Abstractor is an encoder, and its decoder a transformer.
+
+    Args:
+        source: The encoder's input and length.
+        ends: The decoder's input, output and length.
     """
     one_of("recipes", "model", row, ROWS)
 

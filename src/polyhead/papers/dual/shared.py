@@ -81,8 +81,10 @@ def single(name: str, runs: tuple[Run, ...], like: str) -> Run:
 def learns(subject: str, scores: Table) -> list[Verdict]:
     """Return claims that dual attention learns from fewer examples than softmax heads.
 
-    With learned positions, as in the paper, and with relative positions.  `scores`: by size of the training set.
-    Claims whose models were not run are omitted.
+    With learned positions, as in the paper, and with relative positions.  Claims whose models were not run are omitted.
+
+    Args:
+        scores: A row for each size of the training set.
     """
     sizes = " and ".join(map(str, scores.index))
     verdicts = []

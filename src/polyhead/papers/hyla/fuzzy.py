@@ -194,7 +194,8 @@ def setting_names(length: int, fraction: float) -> tuple[str, str]:
 def table(cells: Cells, splits: tuple[str, ...], names: Callable[..., tuple[str, str]] | None = None) -> Rows:
     """Return a row per condition with the scores of each model on `splits`.
 
-    `names`: maps a condition to its name in the table and in the numbers; by default its axes and values.
+    Args:
+        names: Maps a condition to its name in the table and in the numbers; by default its axes and values.
     """
     axes = list(cells.index.names[:-1])
     rows = []

@@ -80,8 +80,10 @@ def of_held_out(model: str, percent: int) -> str:
 class ProtocolTest(NamedTuple):
     """A claim: in each pair the first model is above the second, or above 0.
 
-    `family`: the claims whose p-values are corrected together.  `quantity`: a column of `measured`.  `is_equivalence`:
-    the claim is that there is no difference.
+    Attributes:
+        family: The claims whose p-values are corrected together.
+        quantity: A column of `measured`.
+        is_equivalence: Whether the claim is that there is no difference.
     """
 
     family: str
@@ -298,7 +300,8 @@ MAIN_NOTE = (
 def draw(study: Study, tests: tuple[ProtocolTest, ...] = TESTS) -> FigureOutcome:
     """Draw scores on unseen combinations during training, and at equal skill on known ones; the tests, all numbers.
 
-    `tests`: those of the page: of the main test, `PARTS`, `TABLE`, `WIDE`, `EQUAL` or `RAVENS`.
+    Args:
+        tests: Those of the page: `TESTS` (the main test), `PRIMARY`, `PARTS`, `TABLE`, `WIDE`, `EQUAL` or `RAVENS`.
     """
     # In the order of the models in figures.
     names = list(NAMES)
@@ -436,7 +439,8 @@ def draw_splits(study: Study) -> FigureOutcome:
 def by_value(scores: Table, values: Sequence[int], of_value: Callable[[str, int], str]) -> Curves:
     """Return R² on unseen combinations of each kind of heads by value, a number per seed, where all seeds are finished.
 
-    `of_value`: the name of a model's runs with a value.
+    Args:
+        of_value: The name of a model's runs with a value.
     """
     curves: Curves = {}
     for model, value in itertools.product(MAIN, values):

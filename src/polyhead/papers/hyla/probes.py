@@ -60,8 +60,11 @@ def untrained(run: Run) -> nn.Module:
 def decodable(subject: str, scores: Scores, chance: Scores) -> list[Verdict]:
     """Return the claim that a probe beats the same probe fitted on permuted labels.
 
-    `scores[model]`, `chance[model]`: macro F1 of the last layer on unseen tasks.  An uninformative code scores as
-    permuted labels do, so no true difference is negative.
+    An uninformative code scores as permuted labels do, so no true difference is negative.
+
+    Args:
+        scores: Model -> macro F1 of the last layer on unseen tasks.
+        chance: The same, with permuted labels.
     """
     parts = {}
     for name, score in scores.items():
@@ -110,7 +113,9 @@ def probes(study: Study, subject: str, targets: tuple[str, ...]) -> FigureOutcom
 def probed(study: Study, targets: tuple[str, ...], query: str | None = None) -> Cells:
     """Return macro F1 of every selected model, of the network before training, and on permuted labels; see `LEVELS`.
 
-    `targets`: of the probes; `query`: only of this kind.
+    Args:
+        targets: Only probes of these targets.
+        query: Only probes of this kind of query; by default all.
     """
     size = FIT.get(study.scale, 2048)
     values: dict[tuple[Any, ...], dict[int, float]] = {}

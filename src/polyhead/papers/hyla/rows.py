@@ -14,10 +14,13 @@ EXPERTS, TOP_K = 4, 2
 
 @dataclass(frozen=True)
 class TableRow(ModelRow):
-    """One model: `heads` without sizes; `experts`: whether a mixture of experts replaces the feed-forward layer.
+    """One model of the table.
 
-    `fuzzy` and `sraven` are the paper's mean and standard error over three seeds: compositional R² x 100 on fuzzy
-    logic (32 tokens, 70 % held out) and compositional accuracy in per cent on SRAVEN (4 layers, 20 M instances).
+    Attributes:
+        heads: The kind of heads, without sizes.
+        experts: Whether a mixture of experts replaces the feed-forward layer.
+        fuzzy: The paper's compositional R² x 100 (32 tokens, 70 % held out): mean and standard error over three seeds.
+        sraven: The paper's compositional accuracy in per cent (4 layers, 20 M instances), likewise.
     """
 
     heads: Mechanism

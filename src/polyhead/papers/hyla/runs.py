@@ -141,9 +141,9 @@ MODELS = ("softmax", "linear", "hyla")
 def fuzzy(row: str) -> Callable[..., Run]:
     """The recipe of a model of Table A1 on fuzzy logic, by `polyhead train`.
 
-    `short`: fewer steps, with more frequent evaluation on fewer sequences.  `original`: dropout 0.1 on the code with
-    one mask for batch and heads, weight decay on q/k/v biases and relative-bias tables, a cosine that ends `warmup`
-    steps early, and the splits of its random generator.
+    The scale `short` has fewer steps, with more frequent evaluation on fewer sequences.  The scale `original` has
+    dropout 0.1 on the code with one mask for batch and heads; weight decay on q/k/v biases and relative-bias tables; a
+    cosine that ends `warmup` steps early; and the splits of the original code's random generator.
     """
 
     def recipe(scale: str = "short") -> Run:

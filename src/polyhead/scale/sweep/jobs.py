@@ -36,9 +36,14 @@ def sweep(
 ) -> list[Result | Failure]:
     """Train every run in `folder`/NAME-DIGEST; return results or failures in the order of `runs`.
 
-    `workers`: how many train in parallel; by default the engine decides.  `engine`: `Local` by default.
-    `again`: delete earlier training and start over.
-    Raises ValueError if the engine cannot be used here.  Raises Interrupted after Ctrl-C, when every worker has saved.
+    Args:
+        workers: How many train in parallel; by default the engine decides.
+        again: Delete earlier training and start over.
+        engine: By default `Local`.
+
+    Raises:
+        ValueError: If the engine cannot be used here.
+        Interrupted: After Ctrl-C, when every worker has saved.
     """
     if workers is not None:
         check_number("sweep", "workers", workers, 1)
@@ -82,7 +87,8 @@ def sweep(
 def prepare(caller: str, runs: Sequence[Run], folder: str | pathlib.Path) -> list[pathlib.Path]:
     """Return the folder of each run, `folder`/NAME-DIGEST.
 
-    Raises ValueError for a run that occurs twice, and if a new run's folder cannot be written.
+    Raises:
+        ValueError: For a run that occurs twice, and if a new run's folder cannot be written.
     """
     if isinstance(runs, Run) or not hasattr(runs, "__len__"):  # a generator could be read only once
         raise ValueError(f"{caller}: runs must be a list of runs, got {runs!r:.60}")
@@ -100,10 +106,11 @@ def prepare(caller: str, runs: Sequence[Run], folder: str | pathlib.Path) -> lis
 
 
 def clear_all(runs: Sequence[Run], folders: Sequence[pathlib.Path]) -> None:
-    """Delete the training of all runs.
+    """Delete the training of all runs; errors are raised before anything is deleted.
 
-    Before that it raises FolderInUse if another process trains one of them, and ValueError for a run that could not
-    begin anew.
+    Raises:
+        FolderInUse: If another process trains one of them.
+        ValueError: For a run that could not begin anew.
     """
     from polyhead.train.checks import check, check_read_back, read_all  # they import PyTorch
 

@@ -240,7 +240,8 @@ def load_model(
 ) -> tuple[Run, Any]:
     """The run of a folder and its trained model in eval mode on `device`.
 
-    `which`: "newest", or the step of an earlier checkpoint.
+    Args:
+        which: "newest", or the step of an earlier checkpoint.
     """
     config = read_config(folder)
     paths = checkpoints(pathlib.Path(config.folder or folder))

@@ -66,7 +66,10 @@ def run_path(folder: str | pathlib.Path) -> pathlib.Path:
 def read_config(folder: str | pathlib.Path) -> Run:
     """The run of a folder, of a config file, or of a trained model that comes with polyhead, by name.
 
-    Its `folder` is set to its present path.  Raises ValueError, and Damaged for a changed config.json.
+    For a config.json, the run's `folder` is set to the present path.
+
+    Raises:
+        ValueError: If there is no such run, and as Damaged for a changed config.json.
     """
     from polyhead.tasks import KINDS
 
@@ -102,8 +105,12 @@ class FolderInUse(ValueError):
 
 @contextlib.contextmanager
 def claim(config: Run, folder: pathlib.Path) -> Iterator[None]:
-    """A context that locks `folder` for this process and writes config.json.  Raises FolderInUse, or ValueError if
-    another run was trained in the folder, or if config.json is of another program."""
+    """A context that locks `folder` for this process and writes config.json.
+
+    Raises:
+        FolderInUse: If another process trains in the folder.
+        ValueError: If another run was trained in the folder, or if config.json is of another program.
+    """
     from polyhead.train.store.checkpoint import read_metadata
 
     check_place("run folder", folder / CONFIG)

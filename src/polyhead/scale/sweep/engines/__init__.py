@@ -35,7 +35,8 @@ class Engine(Protocol):
     def open(self, runs: Sequence[Run], folder: pathlib.Path, workers: int | None) -> int:
         """Prepare to train `runs` in `folder`; return how many workers to start at a time.
 
-        Raises ValueError if the engine cannot be used here.
+        Raises:
+            ValueError: If the engine cannot be used here.
         """
 
     def start(self, folders: Sequence[pathlib.Path]) -> Sequence[ExitCode]:
@@ -82,9 +83,11 @@ def start_process(folder: pathlib.Path, environment: Mapping[str, str], **option
 def train_in_child(
     folder: str, threads: int, environment: Mapping[str, str], workers: list[int], **options: Any
 ) -> int:
-    """Train a run on a machine of a cluster, in a child process; return its exit code.
+    """Train a run on a machine of a cluster, in a child process; return its exit code.  An interruption lets it save.
 
-    An interruption lets it save.  `environment`: added to that of the machine.  `workers` gets the process's number.
+    Args:
+        environment: Added to that of the machine.
+        workers: Gets the number of the process.
     """
     # A sweep in the background of a script hands SIGINT down as ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -24,9 +24,10 @@ SAVING_SECONDS = 120
 
 
 class Ray(Engine):
-    """The cluster at `address`: HOST:PORT, "auto" for that of this machine, "local" to start one in this process.
+    """A cluster of Ray; without `workers` it gets all runs, and trains as many in parallel as its resources allow.
 
-    Without `workers` the cluster gets all runs, and trains as many in parallel as its resources allow.
+    Args:
+        address: HOST:PORT, "auto" for the cluster of this machine, or "local" to start one in this process.
     """
 
     poll_seconds = 0.5

@@ -19,9 +19,12 @@ from polyhead.train.stop import signals_to
 
 
 class Slurm(Engine):
-    """Jobs of at most `minutes`, 2 or more; a longer run resumes in the next job.  `options` are those of sbatch.
+    """Jobs of Slurm; a run that takes longer than a job resumes in the next job.
 
-    `cluster`: "local" is submitit's own executor on this machine, to try a sweep without Slurm.
+    Args:
+        minutes: The time limit of a job, 2 or more.
+        cluster: "local" is submitit's own executor on this machine, to try a sweep without Slurm.
+        options: Those of sbatch.
     """
 
     poll_seconds = 2.0
