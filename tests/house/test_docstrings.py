@@ -9,7 +9,7 @@ import forked
 import pytest
 import torch
 from jaxtyping import Float
-from scripts import PACKAGE
+from scripts import PACKAGE, short_name
 from some import some
 
 import polyhead as ph
@@ -76,6 +76,27 @@ def test_examples_in_docstrings(path, doc, capsys, tmp_path, monkeypatch):
     namespace = namespace_of(module, doc)
     for example in some(doctest.DocTestParser().get_examples(doc)):
         check_example(example, namespace, capsys)
+
+
+HEADING = re.compile(r"^(?:Args|Attributes|Returns|Yields|Raises):$", re.M)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=short_name)
+def test_sections_explain_names_that_exist_and_hold_the_errors(path):
+    """Google's style: entries of Args and Attributes are names in the code; after the first paragraph errors stand in
+    Raises."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or not ast.get_docstring(node):
+            continue
+        doc = ast.get_docstring(node)
+        names = {
+            getattr(part, attribute, None) for part in ast.walk(node) for attribute in ("arg", "id", "attr", "name")
+        }
+        for entries in re.findall(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)+)", doc, re.M):
+            explained = set(re.findall(r"^ {4}\**(\w+): ", entries, re.M))
+            assert explained
+            assert explained <= names, node.name
+        assert not re.search(r"\bRaises? \w*Error\b", HEADING.split(doc)[0].partition("\n\n")[2]), node.name
 
 
 COMMANDS = """

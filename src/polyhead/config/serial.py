@@ -15,7 +15,8 @@ from polyhead.spec.shapes import one_of
 def to_dict(config: Any, *, semantic: bool = False) -> Any:
     """`config` as JSON values: a dataclass becomes an object with its class name under "kind".
 
-    `semantic`: omit the fields that cannot change the result of a run.
+    Args:
+        semantic: Omit the fields that cannot change the result of a run.
     """
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         values = {"kind": extensions.kind_of(type(config))}
@@ -29,8 +30,16 @@ def to_dict(config: Any, *, semantic: bool = False) -> Any:
 
 
 def build(data: Any, known: Mapping[str, type], path: str, allowed: tuple[type, ...]) -> Any:
-    """The dataclass that `data` describes.  Its "kind" names a class of `known` that is among `allowed`, and may be
-    missing if there is only one.  Raises ValueError, which begins with `path`."""
+    """The dataclass that `data` describes.
+
+    Args:
+        known: Classes by the "kind" that names them.
+        path: The place of `data` in its file.
+        allowed: Bases of the classes that may stand here.  If there is one class, "kind" may be missing.
+
+    Raises:
+        ValueError: For an unknown kind, field or value; the message begins with `path`.
+    """
     if not isinstance(data, dict):
         raise ValueError(f"{path}: must be an object with fields but is {data!r:.200}")
     cls = _class_of(data, known, path, allowed)

@@ -23,8 +23,9 @@ Rows = dict[str, Tensor]
 
 
 def linear(inputs: int, outputs: int, *, bias: bool, **placement: Unpack[Placement]) -> nn.Linear:
-    """A linear map.  With 0 outputs (groups may need no rows) it is not initialised, as PyTorch would warn, and is
-    frozen: its parameters never get a gradient, for which DistributedDataParallel would wait."""
+    """A linear map.  With 0 outputs (groups may need no rows) it is not initialised, as PyTorch would warn.
+
+    Such a map is frozen, too: its parameters never get a gradient, for which DistributedDataParallel would wait."""
     layer = nn.Linear(inputs, max(1, outputs), bias=bias, **placement)
     if outputs == 0:
         layer.out_features = 0

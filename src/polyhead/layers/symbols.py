@@ -271,10 +271,10 @@ class PositionSymbols(SymbolModule):
 
 
 class RelativeSymbols(SymbolModule):
-    """A learned symbol for each offset j - i of key and query; `table` is (2 distance + 1, dim), with offset 0 in row
-    `distance`.
+    """A learned symbol for each offset j - i of key and query.
 
-    `distance` None means max_length - 1, and longer sequences raise ValueError.  Otherwise larger offsets are clipped.
+    `table` is (2 distance + 1, dim), with offset 0 in row `distance`.  `distance` None means max_length - 1, and longer
+    sequences are refused.  Otherwise larger offsets are clipped.
     """
 
     longest: int | None

@@ -81,7 +81,8 @@ class Record:
 def state_of(run: Run, folder: pathlib.Path, result: Result | None) -> tuple[State, int, str]:
     """Return the state of a run, its number of steps, and the error of a failed run; a finished one has a `result`.
 
-    running: a process trains it, here or elsewhere.  stopped: no process, no error; the same command resumes it.
+    A "running" run has a process that trains it, here or elsewhere.  A "stopped" one has neither process nor error; the
+    same command resumes it.
     """
     if not folder.is_dir():
         return State.WAITING, 0, ""

@@ -39,8 +39,10 @@ def non_semantic(default: Any) -> Any:
 class Checked:
     """Base of frozen dataclasses: the constructor checks all fields against their annotations.
 
-    It raises ValueError for a value of another type or outside its bounds or choices, and for NaN and infinity.  Lists
-    become tuples, and integers in fields of numbers floats, so that a configuration equals that of its file.
+    Lists become tuples, and integers in fields of numbers floats, so that a configuration equals that of its file.
+
+    Raises:
+        ValueError: For a value of another type or outside its bounds or choices, and for NaN and infinity.
     """
 
     def __post_init__(self) -> None:

@@ -33,10 +33,17 @@ Array = Any
 class Batch:
     """One batch of a task; its `repr` has the shapes.
 
-    `inputs`: (b t c), (b t), or images (b c height width).  `targets`: (b t c) or (b t), at all positions.  `mask` (b
-    s): True at real tokens; None if all are.  `scored` (b t): True at positions that enter loss and metrics.
-    `latents`: the task's ground truth by name, (b ...).  `source` (b s) or (b s c) and `source_mask` (b s): the inputs
-    of an encoder, if the task has one.  For classification, `targets` and `scored` are (b 1)."""
+    For classification, `targets` and `scored` are (b 1).
+
+    Attributes:
+        inputs: (b t c), (b t), or images (b c height width).
+        targets: (b t c) or (b t), at all positions.
+        mask: (b s), True at real tokens; None if all are.
+        scored: (b t), True at positions that enter loss and metrics.
+        latents: The task's ground truth by name, (b ...).
+        source: (b s) or (b s c), the inputs of an encoder, if the task has one.
+        source_mask: (b s), True at real tokens of the source.
+    """
 
     inputs: Array
     targets: Array
@@ -130,9 +137,11 @@ class Baseline:
 class Words:
     """The words of a task.
 
-    `splits`: names of splits ("new shapes"), if the usual ones are not clear.  `metric`: the name of the main metric
-    and its meaning.  `baselines`: by their names in `task.baselines`.  `part`: what a task combines ("term"), for
-    reports on the latent code.
+    Attributes:
+        splits: Names of splits ("new shapes"), if the usual ones are not clear.
+        metric: The name of the main metric and its meaning.
+        baselines: Words for each baseline, by its name in `task.baselines`.
+        part: What a task combines ("term"), for reports on the latent code.
     """
 
     splits: Mapping[str, str] = field(default_factory=dict)
@@ -212,7 +221,8 @@ class Task(checked.Task, abc.ABC):
     def contrasts(self, split: str, batch_size: int, generator: Any) -> tuple[Batch, Batch]:
         """Two batches whose sequences have pairwise the same inputs and different rules.
 
-        Raises ValueError for a task without such pairs.
+        Raises:
+            ValueError: For a task without such pairs.
         """
         raise ValueError(f"{type(self).__name__}: has no sequences that differ in their rule alone")
 
@@ -261,7 +271,8 @@ class Task(checked.Task, abc.ABC):
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """At the start of a run, write to its folder which data these are, and what the model needs without them.
 
-        Raises ValueError if the run in the folder was begun with other data.
+        Raises:
+            ValueError: If the run in the folder was begun with other data.
         """
 
     def batch(self, split: str, batch_size: int, *, seed: int, step: int, device: Any = "cpu") -> Batch:

@@ -19,7 +19,7 @@ Table = tuple[list[str], list[list[str]]]
 
 @dataclass
 class Section:
-    """`details`: figures that a reader opens, by their summaries."""
+    """A section of the page; `details` are figures that a reader opens, by their summaries."""
 
     anchor: str
     heading: str

@@ -51,8 +51,11 @@ def baselines(
 ) -> dict[str, Score]:
     """R² of every baseline and of the ceiling on `split`, over `sequences` sequences of stream `seed`.
 
-    `batch_size`: that of the evaluation, to score the same sequences.  Raises ValueError if a short context leaves too
-    many functions to enumerate.
+    Args:
+        batch_size: That of the evaluation, to score the same sequences.
+
+    Raises:
+        ValueError: If a short context leaves too many functions to enumerate.
     """
 
     def score(batch: Batch) -> dict[str, Tensor]:

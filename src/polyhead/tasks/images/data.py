@@ -18,8 +18,13 @@ from polyhead.spec.optional import optional
 class Source:
     """Facts and defaults of one kind of data, known before any image is read.
 
-    image: channels, height, width.  patch: the default side.  shift, flip: how training moves and mirrors images by
-    default.  white: the pixel value of white.
+    Attributes:
+        image: Channels, height and width.
+        classes: How many classes there are.
+        patch: The default side of a patch.
+        shift: By how many pixels training shifts images, by default.
+        flip: Whether training mirrors images, by default.
+        white: The pixel value of white.
     """
 
     image: tuple[int, int, int]

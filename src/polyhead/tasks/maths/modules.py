@@ -29,12 +29,16 @@ TRIES = 10_000
 class Level:
     """The difficulty of questions.
 
-    parts: the range of the module's count: terms of an equation (linear_1d), degree of a sequence
-        (sequence_next_term), terms after collecting (differentiate: of the expression; add: of the first
-        polynomial), factors (expand).
-    size: an upper bound on the numbers in a question.  least: the largest number of a question must exceed it.
-    degree: largest exponent.  variables: most letters.  order: highest derivative.  loose: most terms that are written
-        as the sum of two terms.
+    Attributes:
+        parts: The range of the module's count: terms of an equation (linear_1d), degree of a sequence
+            (sequence_next_term), terms after collecting (differentiate: of the expression; add: of the first
+            polynomial), factors (expand).
+        size: An upper bound on the numbers in a question.
+        least: The largest number of a question must exceed it.
+        degree: Largest exponent.
+        variables: Most letters.
+        order: Highest derivative.
+        loose: Most terms that are written as the sum of two terms.
     """
 
     parts: tuple[int, int]

@@ -89,7 +89,8 @@ def levels(difficulty: str) -> tuple[str, ...]:
 def from_files(folder: str, module: str, difficulty: str, sizes: tuple[int, int]) -> dict[str, list[Pair]]:
     """The questions and answers of a module in the published layout, by split; they alternate line by line.
 
-    Raises ValueError for a missing file, and for lines that are not ASCII or too long.
+    Raises:
+        ValueError: For a missing file, and for lines that are not ASCII or too long.
     """
     root = pathlib.Path(folder)
     train = []

@@ -47,9 +47,13 @@ class Corpus:
 
 
 def open_corpus(path: pathlib.Path, name: str, pieces: Pieces, tokenizer: str, codec: Codec | None) -> Corpus:
-    """The corpus in `path`, made of the text `pieces()` if it is not there.  `codec`: None if it is to be trained.
+    """The corpus in `path`, made of the text `pieces()` if it is not there.
 
-    Raises ValueError for a corpus that is damaged.
+    Args:
+        codec: How text becomes tokens; None if it is to be trained.
+
+    Raises:
+        ValueError: For a corpus that is damaged.
     """
     try:
         if not path.exists():

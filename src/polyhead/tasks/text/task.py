@@ -225,7 +225,8 @@ class Text(Task):
     def keep(self, folder: str | os.PathLike[str]) -> None:
         """Write data.json, the text's name, fingerprint, and counts of tokens and bytes, and a tokenizer's file.
 
-        Raises ValueError if the run in the folder was started with another text or tokenizer.
+        Raises:
+            ValueError: If the run in the folder was started with another text or tokenizer.
         """
         corpus = self._corpus
         tokenizer = {"name": self.tokenizer, "digest": corpus.codec.digest, "count": corpus.codec.count}

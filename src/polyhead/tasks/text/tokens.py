@@ -144,7 +144,8 @@ def train(texts: Iterable[str], count: int) -> Subwords:
 def codec_of(run: Run, folder: str | os.PathLike[str]) -> Codec:
     """The codec of a run on text: from its folder, or if none is there from its task, which may need the data.
 
-    Raises ValueError if the model was trained with another codec.
+    Raises:
+        ValueError: If the model was trained with another codec.
     """
     task: Any = run.task
     path = pathlib.Path(folder, FILE)
