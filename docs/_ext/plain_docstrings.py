@@ -102,12 +102,18 @@ def skip(app: Any, what: str, name: str, thing: Any, skipped: bool, options: Any
 
 
 def shorter(signature: str) -> str:
-    """A signature whose arrays may be of JAX or of NumPy, which says so once.
+    """A signature whose arrays may be of JAX or of NumPy, which says so once; choices without their pattern, numbers
+    without their bounds.
 
     >>> shorter("(q: ~jaxtyping.Float[jaxlib._jax.Array, 'b t'] | ~jaxtyping.Float[ndarray, 'b t'])")
     "(q: ~jaxtyping.Float[Array, 'b t'])"
+    >>> shorter("(n: ~typing.Annotated[int, ~msgspec.Meta(ge=1)], pool: Annotated[str, Meta(pattern='^(max|mean)Z')])")
+    "(n: int, pool: 'max' | 'mean')"
     """
-    return re.sub(r"([~\w.]+)\[jaxlib\._jax\.Array, ('[^']*')\] \| \1\[ndarray, \2\]", r"\1[Array, \2]", signature)
+    signature = re.sub(r"([~\w.]+)\[jaxlib\._jax\.Array, ('[^']*')\] \| \1\[ndarray, \2\]", r"\1[Array, \2]", signature)
+    choices = re.compile(r"[~\w.]*Annotated\[str, [~\w.]*Meta\(pattern='\^\(([^)]*)\)[^']*'\)\]")
+    signature = choices.sub(lambda match: " | ".join(map(repr, match[1].split("|"))), signature)
+    return re.sub(r"[~\w.]*Annotated\[(\w+), [~\w.]*Meta\([^)]*\)\]", r"\1", signature)
 
 
 def sign(app: Any, what: str, name: str, thing: Any, options: Any, signature: str | None, returns: str | None) -> Any:
