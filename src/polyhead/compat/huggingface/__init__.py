@@ -1,9 +1,6 @@
-"""transformers: latent codes of its models (taps.py), our heads in its models (heads.py, attention.py), the check of
-its layers (calls.py), and our models as its models (all other files).
-
-Importing this folder registers our models with the Auto classes, our heads as `attn_implementation`, and configurations
-with heads.
-"""
+"""transformers: latent codes of its models (taps.py), our heads in them (heads.py, attention.py, calls.py), and our
+models as its models (all other files).  Importing this folder registers our models, our heads by name, and
+configurations with heads."""
 
 from polyhead.spec.optional import optional
 

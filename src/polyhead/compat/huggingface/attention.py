@@ -1,9 +1,7 @@
 """The function that transformers' attention interface calls: our heads on queries, keys and values of its models.
 
-Masks are those of SDPA.  Heads are only called as a module, so that wrappers (PEFT, torch.compile, FSDP) work.
-
-Relational heads read more than q, k and v.  A hook before their attention module (`pass_stream`) passes the stream to
-the heads, and to the module `RelationalInputs` in place of the cache.
+Masks are those of SDPA.  Heads are only called as a module, so that wrappers (PEFT, torch.compile, FSDP) work.  What
+relational heads read beside q, k and v comes by a hook before their attention module, `pass_stream`.
 """
 
 import dataclasses
@@ -90,16 +88,8 @@ class Heads(Groups):
             return self._from_stream(*tensors, **options)
         return self._attend(*tensors, **options)
 
-    def _attend(
-        self,
-        q: Float[Tensor, "b t h d"],
-        k: Float[Tensor, "b s g d"],
-        v: Float[Tensor, "b s g e"],
-        *,
-        limits: LayerLimits,
-        relational: FromStream,
-    ) -> Float[Tensor, "b t h e"]:
-        """The output of all heads; `relational`: what groups read beside q, k and v, with "v" in place of a table."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: FromStream) -> Tensor:
+        """The output for q (b t h d), k (b s g d) and v (b s g e), and what groups read beside them, without tables."""
         limits = dataclasses.replace(limits, bias=added("polyhead", self.groups, limits.bias))
         outputs = []
         for i, (group, (heads, keys)) in enumerate(zip(self.groups, self.slices, strict=True)):
@@ -233,8 +223,7 @@ def attend(
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # (b t h d)
     b, t, h, d = q.shape
 
-    # Without a mask query 0 is key 0, and further keys are empty rows of a static cache.  A single query comes after
-    # all keys.
+    # Without a mask query 0 is key 0, and further keys are empty rows of a static cache; a single query comes last.
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     is_masked_by_order = attention_mask is None and bool(is_causal) and t > 1

@@ -49,12 +49,7 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
         self.reorder(torch.arange(max(self.batch_size, 0)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Remove the last tokens; their number is given as a negative number.
-
-        Raises:
-            ValueError: For a positive number, and if a layer stores a sum over tokens (linear heads) or only the last
-                tokens (a window).
-        """
+        """Remove tokens, minus their number.  Raises ValueError if a layer stores sums (linear heads) or a window."""
         if tokens_to_remove > 0:
             raise ValueError(f"PolyheadCache: crop must get minus the number of tokens, got {tokens_to_remove}")
         if tokens_to_remove == 0 or not self.length:

@@ -103,24 +103,20 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
     network = _classes(_type_of(config))[1]
     groups = head_list("swap_heads", heads)
     count = config.num_hidden_layers
-    indices = range(count)
     if layers is None:
-        layers = indices
+        layers = range(count)
     layers = list(layers)
     if not set(layers) <= set(range(-count, count)):
         raise ValueError(f"swap_heads: layers must be indices of the model's {count} layers but are {layers!r:.40}")
-    chosen = [indices[layer] for layer in layers]
+    by_layer = {layer % count: groups for layer in layers}
     # The class of the model must be the one that the new class extends: a subclass would lose its own code.
     if type(model) not in (network, network.__mro__[2]):
         raise ValueError(f"swap_heads: the model must be a {network.__mro__[2].__name__}, got {type(model).__name__}")
     if any(isinstance(group, SymbolHeads) for group in groups) and any(p.is_meta for p in model.parameters()):
         raise ValueError("swap_heads: heads with symbols copy rows of v_proj, so swap before the model is offloaded")
     # The object that the caller may hold does not change.
-    groups_by_layer: list[Any] = [None] * len(indices)
-    for layer in chosen:
-        groups_by_layer[layer] = groups
-    new_config = with_heads(config, groups_by_layer)
-    _put(model, dict.fromkeys(chosen, groups))
+    new_config = with_heads(config, map(by_layer.get, range(count)))
+    _put(model, by_layer)
     for part in model.modules():
         if type(vars(part).get("config")) is type(config):
             part.config = new_config

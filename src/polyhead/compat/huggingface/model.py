@@ -158,15 +158,12 @@ class PolyheadModel(transformers.PreTrainedModel):
 
 
 class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
-    """A causal language model: any heads, with `generate` on our cache.
+    """A causal language model, with `generate` on our cache.  Raises ValueError unless causal and with logits.
 
     >>> settings = TransformerConfig(Tokens(256), Logits(256), dim=32, heads=Hyla(4), causal=True)
     >>> model = PolyheadForCausalLM(PolyheadConfig(settings)).eval()
     >>> model.generate(torch.tensor([[72, 105]]), max_new_tokens=3, do_sample=False).shape
     torch.Size([1, 5])
-
-    Raises:
-        ValueError: For a model that is not causal, or does not end in logits.
     """
 
     def __init__(self, config: PolyheadConfig) -> None:
@@ -219,7 +216,6 @@ class PolyheadForCausalLM(PolyheadModel, transformers.GenerationMixin):
         loss_options = {name: options.pop(name) for name in names}  # arguments of `loss_function`
         options |= {"cache": cache, "position_ids": position_ids, "return_dict": True}
         fields = dict(super().forward(input_ids, attention_mask, past_key_values, inputs_embeds, **options))
-        # A number of last tokens (0: all of them), or the indices of tokens.
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.model.outputs(fields.pop("last_hidden_state")[:, rows])
         loss = None if labels is None else self._loss(logits, labels, loss_options)
@@ -252,11 +248,7 @@ transformers.AutoModelForCausalLM.register(PolyheadConfig, PolyheadForCausalLM, 
 
 
 def from_run(folder: str | pathlib.Path) -> PolyheadForCausalLM:
-    """The trained model of a run folder, in eval mode on the CPU.
-
-    Raises:
-        ValueError: For a run of another kind of model.
-    """
+    """The trained model of a run folder, in eval mode on the CPU.  Raises ValueError for another kind of model."""
     run, trained = load_model(folder)
     with torch.random.fork_rng(devices=[]):
         model = PolyheadForCausalLM(PolyheadConfig(run.transformer))

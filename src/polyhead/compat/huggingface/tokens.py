@@ -16,10 +16,7 @@ NUL = "\0"
 
 
 def tokenizer_of(codec: Bytes | Subwords, *, max_length: int | None = None) -> transformers.PreTrainedTokenizerFast:
-    """A tokenizer that encodes and decodes as `codec` does.
-
-    The token between documents is its `eos_token` and its padding token, on the left.
-    """
+    """A tokenizer that is `codec`; the token between documents is its `eos_token` and, on the left, its padding."""
     rust = _bytes() if isinstance(codec, Bytes) else tokenizers.Tokenizer.from_str(codec.text)
     end = None if codec.end is None else rust.id_to_token(codec.end)
     return transformers.PreTrainedTokenizerFast(

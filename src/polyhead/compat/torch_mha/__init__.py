@@ -1,5 +1,4 @@
-"""`nn.MultiheadAttention`: our module with its interface (module.py), its replacement (replace.py), and its latent
-codes (taps.py)."""
+"""`nn.MultiheadAttention`: our module with its interface, its replacement by ours, and its latent codes."""
 
 from polyhead.compat.torch_mha.module import MultiheadAttention
 from polyhead.compat.torch_mha.replace import drop_in, replace

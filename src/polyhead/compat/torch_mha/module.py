@@ -22,7 +22,7 @@ from polyhead.layers.call import call_of
 from polyhead.layers.device import Device, Placement
 from polyhead.layers.projection import cut
 from polyhead.layers.taps import Taps
-from polyhead.ops.latent_code import drop
+from polyhead.ops.latent_code import drop, of_pairs
 
 NAME = "MultiheadAttention"
 MAPS = ("q_proj_weight", "k_proj_weight", "v_proj_weight", "in_proj_weight", "in_proj_bias")
@@ -90,9 +90,10 @@ class MultiheadAttention(MultiHeadAttention):
             shapes: dict[str, tuple[int, ...]] = {"in_proj_weight": (sum(self.widths), self.embed_dim)}
         else:
             shapes = dict(zip(MAPS, zip(self.widths, inputs, strict=True), strict=False))
+        self.out_proj = nn.Linear(output_width, self.embed_dim, bias=bias, **placement)
         if bias:
             shapes["in_proj_bias"] = (sum(self.widths),)
-        self.out_proj = nn.Linear(output_width, self.embed_dim, bias=bias, **placement)
+            nn.init.zeros_(self.out_proj.bias)
         for name in MAPS:
             parameter = None
             if name in shapes:
@@ -100,8 +101,6 @@ class MultiheadAttention(MultiHeadAttention):
                 if parameter.ndim == 2 and parameter.numel():
                     nn.init.xavier_uniform_(parameter)
             self.register_parameter(name, parameter)
-        if bias:
-            nn.init.zeros_(self.out_proj.bias)
 
     @property
     def out(self) -> nn.Linear:  # type: ignore[override]
@@ -149,11 +148,9 @@ class MultiheadAttention(MultiHeadAttention):
         if attn_mask is not None and not is_causal:
             shapes = (call.t, call.s), (x.shape[0] * self.num_heads, call.t, call.s)
             pairs = _our_polarity("attn_mask", attn_mask, *shapes)
-            if pairs.ndim == 2:
-                pairs = pairs[None, None]  # (1 1 t s)
-            else:
+            if pairs.ndim == 3:
                 pairs = pairs.unflatten(0, (x.shape[0], self.num_heads))  # (b h t s)
-            masks.append(pairs)
+            masks.append(of_pairs(pairs))
         bias, mask = limits(masks, call.t, call.s, x.dtype)
         layer_limits = self._limits(added(NAME, self.groups, bias), mask, None, call)
         layer_limits = replace(layer_limits, masks=replace(layer_limits.masks, causal=is_causal))

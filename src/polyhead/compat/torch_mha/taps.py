@@ -35,8 +35,7 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
     taps: list[Taps] = []
 
     def repeat(name: str, module: Any, args: tuple, kwargs: dict[str, Any], result: object) -> None:
-        is_ours = isinstance(module, MultiheadAttention)
-        twin = module if is_ours else around(module, None, device="meta")
+        twin = module if isinstance(module, MultiheadAttention) else around(module, None, device="meta")
         twin.forward(*args, **{**kwargs, "taps": taps})
         taps.append(replace(taps.pop(), name=name))
 
