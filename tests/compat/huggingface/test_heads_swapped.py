@@ -241,7 +241,7 @@ MISTAKES = {
         llama(name="polyhead_hyla"), [1], ph.Hyla(4)
     ),
     "GPT2LMHeadModel must have q_proj, k_proj, v_proj and o_proj in layer 0": swap(ph.Softmax(4), model=gpt),
-    "the model must be one of transformers but its config is a NoneType": swap(model=torch.nn.Identity),
+    "the model must be a causal language model of transformers, 'NoneType' is none": swap(model=torch.nn.Identity),
     "must be indices of the model's 2 layers but are [2]": lambda: hf.swap_heads(llama(), [2], ph.Hyla(4)),
     "the model must be a causal language model of transformers, 'vit' is none": lambda: hf.register("vit"),
     "must be a list for 2 layers": lambda: transformers.AutoModelForCausalLM.from_config(

@@ -1,6 +1,5 @@
 """transformers: latent codes of its models (taps.py), our heads in them (heads.py, attention.py, calls.py), and our
-models as its models (all other files).  Importing this folder registers our models, our heads by name, and
-configurations with heads."""
+models as its models.  Importing this folder registers our models, heads by name, and configurations with heads."""
 
 from polyhead.spec.optional import optional
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyhead import config as configs
@@ -82,8 +81,8 @@ class Heads(Groups):
             if hasattr(group, "reset_parameters"):  # of the weights of relations, which depend on the map
                 group.reset_parameters()  # type: ignore[operator]
 
-    def forward(self, *tensors: Tensor, **options: Any) -> Float[Tensor, "b t h e"] | FromStream:
-        """The output of all heads for q, k and v, or `FromStream` for the stream (b t m) alone."""
+    def forward(self, *tensors: Tensor, **options: Any) -> Tensor | FromStream:
+        """The output (b t h e) of all heads for q, k and v, or `FromStream` for the stream (b t m) alone."""
         if len(tensors) == 1:
             return self._from_stream(*tensors, **options)
         return self._attend(*tensors, **options)
@@ -142,8 +141,7 @@ def _fitted(mechanism: configs.Mechanism, is_whole: bool, **fields: Any) -> conf
 class RelationalInputs:
     """Inputs of relational heads beside q, k and v in one call: the stream, symbols, and all relation keys.
 
-    It takes the place of a cache: `update` appends relation keys and symbols to each key.  So any cache of transformers
-    stores them.
+    It takes the place of a cache: `update` appends relation keys and symbols to keys, so that any cache stores them.
     """
 
     def __init__(self, from_stream: FromStream, cache: Any, num_cached: int) -> None:

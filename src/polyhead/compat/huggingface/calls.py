@@ -1,7 +1,7 @@
 """Which attention layers of a transformers model compute our heads, and the refusal of models that may not.
 
-`attn_implementation` is a string in a configuration.  An architecture that computes attention itself ignores it: it
-would remain softmax attention, without a word.  So a name of ours is taken by the types in `CHECKED` alone.
+`attn_implementation` is a string, which an architecture that computes attention itself ignores: it would remain softmax
+attention, without a word.  So a name of ours is taken by the types in `CHECKED` alone.
 """
 
 import contextlib
@@ -23,12 +23,14 @@ PREFIX = "polyhead_"
 BY_LAYER = "polyhead_heads"
 """The `attn_implementation` of models whose configuration has the heads of each layer."""
 
+TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "granite", "smollm3", "starcoder2", "cohere")
+"""Model types for which `register` makes classes.  Call `register("phi")` for others, also before loading one."""
+
 CHECKED = {
-    *("llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen3_next", "gemma", "gemma2"),
-    *("gemma3_text", "gpt_oss", "olmo2", "granite", "smollm3", "starcoder2", "cohere", "cohere2", "stablelm"),
-    *("nemotron", "glm", "glm4", "helium", "ernie4_5", "phi", "phi3", "gpt2", "gpt_neox", "gpt_bigcode", "opt"),
-    *("biogpt", "deepseek_v3", "bert", "roberta", "distilbert", "electra", "modernbert", "albert", "t5", "bart"),
-    *("marian", "pegasus", "vit", "dinov2", "deit"),
+    *(*TYPES, "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_next", "gemma2", "gemma3_text", "gpt_oss", "cohere2"),
+    *("stablelm", "nemotron", "glm", "glm4", "helium", "ernie4_5", "phi", "phi3", "gpt2", "gpt_neox", "gpt_bigcode"),
+    *("opt", "biogpt", "deepseek_v3", "bert", "roberta", "distilbert", "electra", "modernbert", "albert", "t5"),
+    *("bart", "marian", "pegasus", "vit", "dinov2", "deit"),
 }
 """Model types that call the attention interface in every layer.  After adding one, compare it with eager attention."""
 

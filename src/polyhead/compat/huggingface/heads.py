@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from polyhead.compat.huggingface.attention import SOFTMAX, Heads, alone, attend, pass_stream
-from polyhead.compat.huggingface.calls import BY_LAYER, CALLED, PREFIX, check_type, mask
+from polyhead.compat.huggingface.calls import BY_LAYER, CALLED, PREFIX, TYPES, check_type, mask
 from polyhead.config import Hyla, Linear, Mechanism, Softmax, SymbolHeads, from_dict, head_list, to_dict
 from polyhead.layers.heads.groups import build
 
@@ -26,15 +26,11 @@ NAMES: dict[str, Mechanism] = {
 }
 """`attn_implementation` -> the mechanism of all heads in all layers; the model sets their number."""
 
-TYPES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "olmo2", "granite", "smollm3", "starcoder2", "cohere")
-"""Model types for which `register` makes classes.  Call `register("phi")` for others, also before loading one."""
-
 
 def register(*types: str) -> None:
     """Register `NAMES` and the configurations with heads in transformers; may be called again.
 
-    A name of ours is not saved with a model; heads of its configuration are (`with_heads`).  A model that computes
-    attention itself refuses such names and heads with ValueError.  `verify` shows what each layer computes.
+    A name is not saved with a model, heads of its configuration are (`with_heads`); `verify` shows what layers compute.
 
     Args:
         *types: Model types beside `TYPES`, such as "phi".
@@ -114,7 +110,6 @@ def swap_heads(model: nn.Module, layers: Iterable[int] | None, heads: Mechanism 
         raise ValueError(f"swap_heads: the model must be a {network.__mro__[2].__name__}, got {type(model).__name__}")
     if any(isinstance(group, SymbolHeads) for group in groups) and any(p.is_meta for p in model.parameters()):
         raise ValueError("swap_heads: heads with symbols copy rows of v_proj, so swap before the model is offloaded")
-    # The object that the caller may hold does not change.
     new_config = with_heads(config, map(by_layer.get, range(count)))
     _put(model, by_layer)
     for part in model.modules():
@@ -194,10 +189,8 @@ def _by_layer(module: Any, *tensors: Any, **options: Any) -> tuple[Tensor, None]
 
 
 def _type_of(config: Any) -> str:
-    """The model type of a configuration, with heads or without.  Raises ValueError for anything else."""
-    if not hasattr(config, "model_type"):
-        raise ValueError(f"heads: the model must be one of transformers but its config is a {type(config).__name__}")
-    return config.model_type.removeprefix(PREFIX)
+    """The model type of a configuration, with heads or without; of anything else the name of its class."""
+    return getattr(config, "model_type", type(config).__name__).removeprefix(PREFIX)
 
 
 @functools.cache
@@ -208,7 +201,6 @@ def _classes(model_type: str) -> tuple[type, type]:
     base = CONFIG_MAPPING[model_type]
     parent: Any = MODEL_FOR_CAUSAL_LM_MAPPING[base]
     check_type(parent.__name__, model_type, BY_LAYER)
-    # Two classes made at run time: the configuration holds heads, the model builds them.
     members = {"__module__": __name__, "polyhead_heads": None, "model_type": f"{PREFIX}{model_type}"}
     holder = type(f"Polyhead{base.__name__}", (HoldsHeads, base), members)
     network = type(f"Polyhead{parent.__name__}", (_HasHeads, parent), {"__module__": __name__, "config_class": holder})

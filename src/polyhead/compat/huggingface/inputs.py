@@ -1,8 +1,7 @@
 """Masks and positions in the conventions of transformers, as our transformer takes them.
 
-transformers marks padding by zeros of `attention_mask`, and packs several sequences into one row whose `position_ids`
-restart at 0.  Eager code reads these numbers.  Code that is recorded (torch.compile, torch.export, make_fx,
-torch.jit.trace, vmap) makes the same decisions as tensors, and asserts what eager code raises.
+Padding is zeros of `attention_mask`; in a row of several sequences `position_ids` restart at 0.  Eager code reads these
+numbers.  Recorded code (torch.compile, torch.export, make_fx, vmap) decides by tensors, and asserts what eager raises.
 """
 
 import torch
@@ -14,11 +13,9 @@ from polyhead.ops.readable import is_readable
 
 
 def require(condition: Tensor, message: str) -> None:
-    """Check that all entries of `condition` are True.
+    """Raise ValueError unless all entries of `condition` are True, or RuntimeError where recorded code runs.
 
-    Raises:
-        ValueError: If an entry is False, and always under `torch.jit.trace`, which would drop this check.
-        RuntimeError: If an entry is False where recorded code runs.
+    Under `torch.jit.trace`, which would drop this check, a ValueError is always raised.
     """
     if torch.jit.is_tracing():
         raise ValueError(f"{message}, which torch.jit.trace cannot check: give Boolean masks or use torch.export")

@@ -35,8 +35,7 @@ class PolyheadModel(transformers.PreTrainedModel):
     >>> out.last_hidden_state.shape, len(out.hidden_states), out.attentions[0].shape
     (torch.Size([1, 3, 32]), 3, torch.Size([1, 4, 3, 3]))
 
-    `hidden_states` are the inputs of the blocks, and last the result.  Parameters have our names after "model.", so
-    each class reads what the other has saved.
+    `hidden_states` are the inputs of the blocks, and last the result.  Parameters have our names, after "model.".
     """
 
     base_model_prefix = "model"
@@ -150,10 +149,9 @@ class PolyheadModel(transformers.PreTrainedModel):
         x = self.model(present[0], **arguments, taps=taps, stream=stream, outputs=False)
         fields: dict[str, Any] = {CACHE_NAME: cached, "hidden_states": stream and tuple(stream)}
         if taps is not None:
-            codes = []
+            fields["attentions"] = ()
             for layer in taps:
-                codes.append(torch.cat([group.code() for group in layer.groups], dim=1))
-            fields["attentions"] = tuple(codes)
+                fields["attentions"] += (torch.cat([group.code() for group in layer.groups], dim=1),)
         return BaseModelOutputWithPast(last_hidden_state=x, **fields)
 
 

@@ -16,7 +16,6 @@ from polyhead.compat.huggingface.calls import CHECKED, PREFIX, mask
 from polyhead.layers.call import LayerLimits
 from polyhead.layers.heads.functions import code_with
 from polyhead.layers.taps import Taps, looking, tapped
-from polyhead.ops.registry import code_of
 
 NAME = "polyhead"
 """The name of our function in the interface; it is not saved in a configuration."""
@@ -35,8 +34,7 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
 
     The pass has no dropout and no gradients, and leaves the model as before.  q and k are as they enter the scores,
     after rotation and norms; q is multiplied by a scale of the model's own.  transformers' functions do not get the
-    inputs, outputs and projections of layers, which are None.  A query without a visible key (padding on the left) has
-    the code 0.
+    inputs, outputs and projections of layers, which are None.  A query without a visible key has the code 0.
 
     Raises:
         ValueError: If the model does not use the interface, or if its attention is not plain softmax attention.
@@ -46,11 +44,10 @@ def capture(model: nn.Module, *inputs: Any, **options: Any) -> list[Taps]:
 
     def heads(name: str, q: Tensor, k: Tensor, v: Tensor, *, limits: LayerLimits, relational: object) -> Tensor:
         call = limits.call({"q": q, "k": k, "v": v}, 0, q.shape[2])
-        unknown = dict.fromkeys(("w_value", "b_value", "w_out"))
-        group = tapped(SOFTMAX, call, SOFTMAX(call), scale=q.shape[-1] ** -0.5, **unknown)
+        group = tapped(SOFTMAX, call, SOFTMAX(call), scale=q.shape[-1] ** -0.5, w_value=None, b_value=None, w_out=None)
         # The soft cap and the sinks are those of the model.
         extras = {"softcap": call.softcap, "sinks": call.sinks}
-        group = dataclasses.replace(group, coder=partial(code_with, code_of("softmax"), extras))
+        group = dataclasses.replace(group, coder=partial(code_with, group.coder, extras))
         taps.append(Taps(x=None, context=None, output=None, b_out=None, groups=(group,), name=name))
         return group.output
 
