@@ -9,5 +9,4 @@ from polyhead.config.mechanisms import *  # noqa: F403
 from polyhead.config.mechanisms import SymbolHeads as SymbolHeads, Symbols as Symbols, SymbolSource as SymbolSource
 from polyhead.config.rivals import *  # noqa: F403
 from polyhead.config.run import *  # noqa: F403
-from polyhead.config.serial import to_dict as to_dict
 from polyhead.spec.checked import non_semantic as non_semantic

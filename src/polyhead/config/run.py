@@ -7,13 +7,14 @@ import json
 import pathlib
 import typing
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from polyhead.config import components, mechanisms, serial
 from polyhead.config.components import Classes, FeedForward, Input, Mlp, Output, Patches, Position
 from polyhead.config.mechanisms import MECHANISMS, Mechanism, RelativeSymbols, Softmax, SymbolHeads, SymbolSource
 from polyhead.config.rivals import AbstractorConfig, CoRelNetConfig, PrediNetConfig
+from polyhead.extensions import kind_of
 from polyhead.spec import NORM_ORDERS, NORMS, PRESETS
 from polyhead.spec.checked import Amount, Checked, Count, Index, LayerCount, Positive, Rate, Seed, choice, non_semantic
 from polyhead.spec.files import read_values
@@ -24,7 +25,7 @@ else:
     from polyhead.spec.checked import Task
 
 __all__ = ["Decay", "Heads", "Model", "Run", "Train", "TransformerConfig", "check_run", "digest", "from_dict"]
-__all__ += ["head_list", "load", "save", "total_heads"]
+__all__ += ["head_list", "load", "save", "to_dict", "total_heads"]
 
 Heads = tuple[Mechanism, ...]
 
@@ -300,9 +301,26 @@ def check_run(caller: str, run: object) -> None:
 
 
 # ------------------------------------------------------------------------------------------------- the digest and files
+def to_dict(config: Any, *, semantic: bool = False) -> Any:
+    """`config` as JSON values: a dataclass becomes an object with its class name under "kind".
+
+    Args:
+        semantic: Omit the fields that cannot change the result of a run.
+    """
+    if is_dataclass(config) and not isinstance(config, type):
+        values = {"kind": kind_of(type(config))}
+        for field in fields(config):
+            if not semantic or field.metadata.get("semantic", True):
+                values[field.name] = to_dict(getattr(config, field.name), semantic=semantic)
+        return values
+    if isinstance(config, (list, tuple)):
+        return [to_dict(item, semantic=semantic) for item in config]
+    return config
+
+
 def digest(config: Any) -> str:
     """Twelve hex digits of the JSON of `config` without its non-semantic fields: the id of a run, and of its folder."""
-    text = json.dumps(serial.to_dict(config, semantic=True), sort_keys=True)
+    text = json.dumps(to_dict(config, semantic=True), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
@@ -312,7 +330,7 @@ _KINDS = (*MECHANISMS, *itertools.chain.from_iterable(map(typing.get_args, _UNIO
 
 def save(config: Any, path: str | pathlib.Path) -> None:
     """Write `config` as JSON."""
-    pathlib.Path(path).write_text(json.dumps(serial.to_dict(config), indent=2) + "\n", encoding="utf-8")
+    pathlib.Path(path).write_text(json.dumps(to_dict(config), indent=2) + "\n", encoding="utf-8")
 
 
 def load(path: str | pathlib.Path, kinds: Iterable[type] = ()) -> Any:

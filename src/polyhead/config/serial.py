@@ -1,32 +1,14 @@
-"""Configurations as JSON values, and back.
+"""Configurations from JSON values: the way back from `to_dict`.
 
 Errors name the path of the wrong field.  Only classes that the caller lists are built: a stranger's file runs no code.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
 from polyhead import extensions
 from polyhead.spec.checked import field_types, part_classes
 from polyhead.spec.shapes import one_of
-
-
-def to_dict(config: Any, *, semantic: bool = False) -> Any:
-    """`config` as JSON values: a dataclass becomes an object with its class name under "kind".
-
-    Args:
-        semantic: Omit the fields that cannot change the result of a run.
-    """
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        values = {"kind": extensions.kind_of(type(config))}
-        for field in dataclasses.fields(config):
-            if not semantic or field.metadata.get("semantic", True):
-                values[field.name] = to_dict(getattr(config, field.name), semantic=semantic)
-        return values
-    if isinstance(config, (list, tuple)):
-        return [to_dict(item, semantic=semantic) for item in config]
-    return config
 
 
 def build(data: Any, known: Mapping[str, type], path: str, allowed: tuple[type, ...]) -> Any:

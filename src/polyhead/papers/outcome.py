@@ -53,7 +53,7 @@ class Figure:
     paper: Paper
     draw: Callable[..., "FigureOutcome"]
     runs: Runs | None = None
-    minutes: float | None = None
+    minutes: int | float | None = None
     gpu: str = ""
     short: bool = False
 

@@ -17,7 +17,9 @@ class PolyheadConfig(transformers.PretrainedConfig):
     (256, 'Hyla', 'relu')
 
     The sizes that transformers reads, such as `vocab_size`, are those of `transformer`, whatever else a file says.
-    Raises ValueError for an unknown field or kind, and without `transformer`.
+
+    Raises:
+        ValueError: For an unknown field or kind, and without `transformer`.
     """
 
     model_type = "polyhead"

@@ -1,7 +1,7 @@
 """Decoding of text: it yields complete characters only, and finds stop strings across token borders."""
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, Unpack
+from typing import Protocol, Unpack, runtime_checkable
 
 from polyhead import config
 from polyhead.models.generate.tokens import Decoding, stream
@@ -11,6 +11,7 @@ from polyhead.models.transformer import Transformer
 HALF = "\N{REPLACEMENT CHARACTER}"
 
 
+@runtime_checkable
 class Codec(Protocol):
     """A tokenizer, see tasks/text/tokens.py; `decode` gives U+FFFD for invalid bytes, such as half a character.
 

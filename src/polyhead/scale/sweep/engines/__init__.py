@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from polyhead.config import Run
 from polyhead.spec.shapes import check_number
@@ -26,6 +26,7 @@ ExitCode = Callable[[], int | None]
 """A worker: None until it ends; then its exit code, minus the number of a signal, or `NO_EXIT_CODE`."""
 
 
+@runtime_checkable
 class Engine(Protocol):
     """How workers are started and stopped."""
 
