@@ -64,10 +64,10 @@ docs: .venv/.ready
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -D percent_execute=1 -d docs/_build/trees docs docs/_build/html
 	@echo "docs/_build/html/index.html"
 
-# Is any implementation wrong somewhere, and does a run survive every kill?  An hour.  The first line checks the shapes in
-# annotations of all functions while the tests run.
+# Is any implementation wrong somewhere, and does a run survive every kill?  An hour.  The first line checks the types and
+# shapes in annotations while the tests of functions and layers run.
 campaign: .venv/.ready
-	$(BIN)/python -m pytest -q -n 2 -m 'not compile' --jaxtyping-packages=polyhead,beartype.beartype
+	$(BIN)/python -m pytest -q -n 2 -m 'not compile' tests/ops tests/layers --jaxtyping-packages=polyhead,beartype.beartype
 	$(BIN)/python benchmarks/parity.py --ops 5000 --native 2000 --jax 500 --models 1000 --cache 1000
 	$(BIN)/python benchmarks/kills.py --kills 200
 
