@@ -9,7 +9,7 @@ import forked
 import pytest
 import torch
 from jaxtyping import Float
-from scripts import PACKAGE, short_name
+from scripts import PACKAGE, loaded, short_name
 from some import some
 
 import polyhead as ph
@@ -97,6 +97,11 @@ def test_sections_explain_names_that_exist_and_hold_the_errors(path):
             assert explained
             assert explained <= names, node.name
         assert not re.search(r"\bRaises? \w*Error\b", HEADING.split(doc)[0].partition("\n\n")[2]), node.name
+
+
+def test_examples_in_what_gives_docstrings_to_the_site():
+    result = doctest.testmod(loaded("docs", "_ext", "plain_docstrings.py"))
+    assert (result.failed, result.attempted) == (0, 4)
 
 
 COMMANDS = """

@@ -55,6 +55,7 @@ def test_sequences_count_by_their_amounts():
         ("metrics", {"accuracy": torch.ones(3, 1)}, r"but accuracy is \(3, 1\)$"),
         ("metrics", {"accuracy": 0.5}, "but accuracy is float$"),
         ("metrics", {"accuracy": torch.ones(3), "loss": torch.ones(3)}, "no metric may be called 'loss'"),
+        ("metrics", {"accuracy": torch.ones(3), "step": torch.ones(3)}, "no metric may be called 'step'"),
         ("metrics", {"accuracy": torch.ones(3), "accuracy_se": torch.ones(3)}, "no metric may be called 'accuracy_se'"),
         ("metrics", {"right": torch.ones(3)}, "its metric is 'accuracy', but its metrics are right$"),
         ("metrics", [0.5], r"metrics must be numbers \(3,\) by name but are a list$"),

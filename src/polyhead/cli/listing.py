@@ -52,7 +52,7 @@ def list_all(what: What, folders: Folders = ()) -> int:
         raise ValueError(f"polyhead list: a folder is for runs, not for {what}")
     if what == "runs":
         run_records = records(*folders, caller="list runs")
-        emit(run_records.rows(), write_records, run_records, "Runs", True)
+        emit(run_records.rows(), write_records, run_records, "Runs", folders=True)
         return 0
     make_rows, legend = LISTS[what]
     rows = make_rows()
@@ -61,7 +61,7 @@ def list_all(what: What, folders: Folders = ()) -> int:
 
 
 # ------------------------------------------------------------------------------------------------------- tables of runs
-def write_records(records: "Records", title: str, folders: bool = False) -> None:
+def write_records(records: "Records", title: str, *, folders: bool = False) -> None:
     """Print a row for each run: its distinguishing settings, state, scores, folder, and error if it failed."""
     has_failures = any(record.detail for record in records)
     rows = []

@@ -72,8 +72,8 @@ def write_error(text: str, code: int) -> int:
     return code
 
 
-def emit(value: object, show: Callable[..., None], *arguments: Any) -> None:
-    """Print a result: `value` as JSON with --json, else by `show(*arguments)`.
+def emit(value: object, show: Callable[..., None], *arguments: Any, **options: Any) -> None:
+    """Print a result: `value` as JSON with --json, else by `show(*arguments, **options)`.
 
     If nobody reads it, as behind `| head -1`, the command goes on and keeps its exit code.
     """
@@ -83,7 +83,7 @@ def emit(value: object, show: Callable[..., None], *arguments: Any) -> None:
         if SETTINGS["json"]:
             print(json.dumps(legal(value), indent=1, default=str))
         else:
-            show(*arguments)
+            show(*arguments, **options)
         sys.stdout.flush()
     except BrokenPipeError:
         discard_output()

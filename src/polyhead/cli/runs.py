@@ -71,7 +71,7 @@ def evaluate(
                 model, config.task, split, batches=batches, batch_size=batch_size, seed=seed, device=device_of_run,
                 precision=settings.precision, accumulate=settings.accumulate,
             )  # fmt: skip
-    emit({"run": config.name, "scores": scores}, write_scores, config, {config.name: scores}, seed)
+    emit({"run": config.name, "scores": scores}, write_scores, config, {config.name: scores}, seed=seed)
     return 0
 
 

@@ -261,7 +261,7 @@ def train_runs(
 
     def show() -> None:
         for config, scores in tables.values():
-            write_scores(config, scores, None)
+            write_scores(config, scores, seed=None)
         for name, result in results.items():
             size = f"{result.parameters:,} parameters"
             write(f"{name}: {result.steps} steps, {result.seconds:.0f} s, {size}, {result.folder}")
@@ -281,7 +281,7 @@ def write_failures(outcomes: Iterable["Result | Failure"]) -> int:
     return code
 
 
-def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], seed: int | None = 0) -> None:
+def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, seed: int | None = 0) -> None:
     """Print the task's metric by run and split; with a seed also its baselines and ceiling; below, what a split is."""
     metric = run.task.metric
     splits = list(dict.fromkeys(itertools.chain(*scores.values())))

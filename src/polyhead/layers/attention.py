@@ -140,7 +140,8 @@ class MultiHeadAttention(nn.Module):
         self.rotary: nn.ModuleDict | None = None
         self.relative: RelativePositionBias | AlibiBias | None = None
         if isinstance(positions, nn.ModuleDict):
-            self.rotary, widths = positions, {str(size.dim) for size in self.sizes}
+            self.rotary = positions
+            widths = {str(size.dim) for size in self.sizes}
             if not widths <= positions.keys():
                 raise ValueError(f"MultiHeadAttention: heads of widths {widths} need rotary tables, got {[*positions]}")
         elif isinstance(positions, config.Rotary):

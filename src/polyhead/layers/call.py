@@ -93,7 +93,9 @@ class LayerCall:
 
     def held(self, pairs: Tensor | None) -> Tensor | None:
         """A mask, bias or dropout mask over all keys so far, cut to the keys that the cache still holds."""
-        if pairs is None or self.gone == 0 or pairs.shape[-1] == 1 < self.gone + self.s:
+        if pairs is None or self.gone == 0:
+            return pairs
+        if pairs.shape[-1] == 1 and self.gone + self.s > 1:  # one number for all keys
             return pairs
         return pairs[..., self.gone :]
 

@@ -45,13 +45,20 @@ class HtmlPage:
         return str(frame.format(self.text))
 
 
+def _without_controls(value: object) -> object:
+    """Text with its control characters as escapes; Markup, which is ours, and other values as they are."""
+    if type(value) is str:
+        return escape(value)
+    return value
+
+
 @cache
 def _templates() -> jinja2.Environment:
     """All templates of the package, by their paths in it."""
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("polyhead", ""),
         autoescape=True,
-        finalize=lambda value: escape(value) if type(value) is str else value,  # control characters; not in Markup
+        finalize=_without_controls,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -24,12 +24,8 @@ from polyhead.train.store.folder import RESULT, read_metrics
 if TYPE_CHECKING:
     from pandas import Series
 
-# An axis of figures: the dotted name of a field of the run, or a function of the run.
-Axis = str | Callable[[Run], Any]
-
-
-def _instances(run: Run) -> int:
-    return run.train.steps * run.train.batch_size
+# An axis of figures: the value of a run, None where it has none.
+Axis = Callable[[Run], Any]
 
 
 def _heads(run: Run) -> int | None:
@@ -40,25 +36,14 @@ def _heads(run: Run) -> int | None:
 
 # The axes that figures of any paper may use.
 AXES: dict[str, Axis] = {
-    "task": "task.name",
-    "lr": "train.lr",
-    "length": "task.length",
-    "instances": _instances,
-    "width": "model.dim",
-    "depth": "model.layers",
+    "task": lambda run: run.task.name,
+    "lr": lambda run: run.train.lr,
+    "length": lambda run: run.task.length,
+    "instances": lambda run: run.train.steps * run.train.batch_size,
+    "width": lambda run: getattr(run.model, "dim", None),
+    "depth": lambda run: getattr(run.model, "layers", None),
     "heads": _heads,
 }
-
-
-def value_on(axis: Axis, run: Run) -> Any:
-    """The value of a run on an axis; None for a run without that field."""
-    if callable(axis):
-        return axis(run)
-    value: Any = run
-    for name in axis.split("."):
-        value = getattr(value, name, None)
-    return value
-
 
 # A value for `split` that stands for the training loss.
 TRAINING_LOSS = "training loss"
@@ -103,7 +88,7 @@ class Paper:
         """The value of a run on each axis that it has."""
         values = {}
         for name, axis in {"model": self.row_of, **AXES, **self.axes}.items():
-            value = value_on(axis, run)
+            value = axis(run)
             if value is not None:
                 values[name] = value
         return values

@@ -149,9 +149,10 @@ class PolyheadModel(transformers.PreTrainedModel):
         x = self.model(present[0], **arguments, taps=taps, stream=stream, outputs=False)
         fields: dict[str, Any] = {CACHE_NAME: cached, "hidden_states": stream and tuple(stream)}
         if taps is not None:
-            fields["attentions"] = ()
+            codes = []
             for layer in taps:
-                fields["attentions"] += (torch.cat([group.code() for group in layer.groups], dim=1),)
+                codes.append(torch.cat([group.code() for group in layer.groups], dim=1))
+            fields["attentions"] = tuple(codes)
         return BaseModelOutputWithPast(last_hidden_state=x, **fields)
 
 

@@ -64,11 +64,11 @@ def around(old: Any, heads: Heads, *, device: Device, max_length: int = 512) -> 
     if type(old).forward is not nn.MultiheadAttention.forward:
         raise ValueError(f"replace: a {type(old).__name__} must have the forward of nn.MultiheadAttention")
     # Options that the module keeps under their own names, then all others.
-    names = ("embed_dim", "num_heads", "dropout", "add_zero_attn", "kdim", "vdim", "batch_first")
-    options: dict[str, Any] = {name: getattr(old, name) for name in names}
-    options |= {"bias": old.in_proj_bias is not None, "add_bias_kv": old.bias_k is not None}
-    options |= {"device": device, "dtype": old.out_proj.weight.dtype, "max_length": max_length}
-    new = MultiheadAttention(**options, heads=heads).train(old.training)
+    new = MultiheadAttention(
+        old.embed_dim, old.num_heads, dropout=old.dropout, bias=old.in_proj_bias is not None,
+        add_bias_kv=old.bias_k is not None, add_zero_attn=old.add_zero_attn, kdim=old.kdim, vdim=old.vdim,
+        batch_first=old.batch_first, device=device, dtype=old.out_proj.weight.dtype, heads=heads, max_length=max_length,
+    ).train(old.training)  # fmt: skip
     new.out_proj = old.out_proj
     # Of the values only those rows are kept that a group reads; symbols are mapped by the rows of the others.
     width, first_value = old.head_dim, 2 * old.embed_dim

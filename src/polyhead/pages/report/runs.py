@@ -82,11 +82,13 @@ class SeedGroup:
         for entry in self.entries:
             if entry.diverged:
                 values[seeds_of(entry.run)] = math.nan
-            elif entry.result is not None and self.task.metric in entry.result.scores.get(split, {}):
-                value = finite(entry.result.scores[split][self.task.metric])
-                if value is None:
-                    value = math.nan
-                values[seeds_of(entry.run)] = value
+        # A finished run counts before one of the same seeds that diverged.
+        for entry in self.finished:
+            assert entry.result is not None
+            scores = entry.result.scores.get(split, {})
+            if self.task.metric in scores:
+                value = finite(scores[self.task.metric])
+                values[seeds_of(entry.run)] = math.nan if value is None else value
         return values
 
     def score(self, split: str) -> Estimate | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from polyhead import config
-from polyhead.config import Classes, Input, Mechanism, Model, Output, Position, Run, Softmax, TransformerConfig
+from polyhead.config import Classes, Input, Mechanism, Model, Output, Position, Softmax, TransformerConfig
 from polyhead.models.size import match, parameters
 from polyhead.papers.sizes import Scale
 from polyhead.papers.study import ModelRow, Paper
@@ -177,15 +177,14 @@ def _abstractor(inputs: Input, outputs: Classes | None, length: int, shape: Scal
     )
 
 
-def _images(run: Run) -> str | None:
-    if isinstance(run.task, Images):
-        return run.task.data
-    return None
-
-
 DUAL = Paper(
     "dual attention",
     ROWS,
-    {"game": "task.game", "examples": "task.examples", "module": "task.module", "data": _images},
+    {
+        "game": lambda run: getattr(run.task, "game", None),
+        "examples": lambda run: getattr(run.task, "examples", None),
+        "module": lambda run: getattr(run.task, "module", None),
+        "data": lambda run: run.task.data if isinstance(run.task, Images) else None,
+    },
 )
 label = DUAL.label

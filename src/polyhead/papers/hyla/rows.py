@@ -6,8 +6,9 @@ alternative.
 
 from dataclasses import dataclass
 
-from polyhead.config import Hyla, Linear, Mechanism, Run, Softmax
+from polyhead.config import Hyla, Linear, Mechanism, Softmax
 from polyhead.papers.study import ModelRow, Paper
+from polyhead.tasks import FuzzyLogic
 
 EXPERTS, TOP_K = 4, 2
 
@@ -101,13 +102,13 @@ OURS: dict[str, TableRow] = {
 }
 
 
-def _task(run: Run) -> str:
-    return run.task.name.removesuffix("_logic")
-
-
 HYLA = Paper(
     "Attention as a hypernetwork",
     ROWS | OURS,
-    {"task": _task, "held out": "task.held_out", "features": "task.features"},
+    {
+        "task": lambda run: "fuzzy" if isinstance(run.task, FuzzyLogic) else run.task.name,
+        "held out": lambda run: getattr(run.task, "held_out", None),
+        "features": lambda run: getattr(run.task, "features", None),
+    },
 )
 label = HYLA.label
