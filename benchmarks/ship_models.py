@@ -12,7 +12,6 @@ them, where it is more than two standard errors away.  A model of text is scored
 
 import argparse
 import dataclasses
-import hashlib
 import json
 import math
 import pathlib
@@ -60,17 +59,6 @@ def keep(folder: pathlib.Path, into: pathlib.Path, rows: int) -> None:
     read = [(line, json.loads(line)) for line in lines]
     kept = [line for line, row in read if row["kind"] != "train" or row["step"] % rows == 0]
     (into / "metrics.jsonl").write_text("\n".join(kept) + "\n", encoding="utf-8")
-
-
-def described() -> dict[str, dict[str, str]]:
-    """The index of all that lies in `models/`."""
-    index = {}
-    for folder in sorted(path.parent for path in shipped.REPOSITORY.glob("*/config.json")):
-        checksum = hashlib.sha256()
-        for file in shipped.FILES:
-            checksum.update((folder / file).read_bytes())
-        index[folder.name] = {"digest": read_result(folder).digest, "sha256": checksum.hexdigest()}
-    return index
 
 
 def card(name: str, into: pathlib.Path) -> str:
@@ -140,13 +128,12 @@ def write() -> None:
     size = sum(path.stat().st_size for path in shipped.REPOSITORY.rglob("*") if path.name in shipped.FILES)
     if size > LIMIT:
         raise SystemExit(f"ship_models: {size / 1e6:.1f} MB, expected at most {LIMIT / 1e6:.0f} MB")
-    rows = []
-    for name, about in described().items():
-        folder = shipped.REPOSITORY / name
-        (folder / CARD).write_text(card(name, folder), encoding="utf-8")
-        rows.append(f" {json.dumps(name)}: {json.dumps(about)}")
-    shipped.INDEX.write_text("{\n" + ",\n".join(rows) + "\n}\n", encoding="utf-8")
-    print(f"{len(rows)} models, {size / 1e6:.1f} MB")
+    folders = sorted(path.parent for path in shipped.REPOSITORY.glob("*/config.json"))
+    for folder in folders:
+        (folder / CARD).write_text(card(folder.name, folder), encoding="utf-8")
+    names = [folder.name for folder in folders]
+    shipped.INDEX.write_text(json.dumps(names, indent=1) + "\n", encoding="utf-8")
+    print(f"{len(names)} models, {size / 1e6:.1f} MB")
 
 
 def check(name: str, part: int = 1) -> int:

@@ -18,7 +18,6 @@ REFUSED = {
         ({"held_out": 0.999}, "held_out=0.999 leaves 1 training multisets of 4 rules, too few to cover all 8 rules"),
         ({"features": 30}, "10295472 multisets of 30 rules, but at most 2000000 can be listed"),
         ({"split": "partitionable", "features": 3}, "split='partitionable' exists for 4 features, not for 3"),
-        ({"reject_ambiguous": "code"}, "reject_ambiguous must be None but is 'code'"),
     ],
     tasks.RelationalGames: [({"examples": 30_001}, "examples must be at most 30000 but is 30001")],
     tasks.ObjectSorting: [
@@ -32,7 +31,6 @@ REFUSED = {
     ],
     tasks.Images: [
         ({"shift": 8}, "shift must be below 8, the image's side, but is 8"),
-        ({"size": 32}, "size must be None but is 32"),
         ({"patch": 3}, "patches of 3 x 3 do not divide an image of 8 x 8"),
     ],
     tasks.Text: [

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyhead.config import Logits, Tokens, Vectors
-from polyhead.spec.checked import Amount, Count, Index, choice
+from polyhead.spec.checked import Amount, Count, Index
 from polyhead.spec.shapes import shaped
 from polyhead.tasks.base import Batch, Task, Words, advance, check_draw, fork, seeded
 from polyhead.tasks.classification import ACCURACY, CHANCE
@@ -51,14 +51,12 @@ class ObjectSorting(Task):
     (torch.Size([2, 4, 12]), torch.Size([2, 4]), torch.Size([2, 4]))
 
     Attributes:
-        objects: A part of the configurations of kept runs, without an effect.
         length: Objects of a sequence.
         examples: Training sequences.
         noise: Standard deviation of the noise of the split `novel`.
         split_seed: Seed of the vectors and of the training sequences.
     """
 
-    objects: Annotated[str, choice(("product",))] = "product"
     length: Annotated[int, Meta(ge=2, le=COUNT)] = 10
     examples: Count = 1000
     noise: Amount = 0.1
@@ -170,7 +168,7 @@ def _vectors(seed: int, device: torch.device) -> Tensor:
 @functools.lru_cache(maxsize=16)
 def _pool(task: ObjectSorting, device: torch.device) -> Tensor:
     """The training set (n t): distinct sequences of objects."""
-    generator = seeded(task.split_seed, f"{task.name}/{task.objects}/examples")
+    generator = seeded(task.split_seed, f"{task.name}/product/examples")
     return training_set(_drawer(task, generator), task.examples).to(device)
 
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from polyhead.config import Classes, Vectors
-from polyhead.spec.checked import Count, Index, choice
+from polyhead.spec.checked import Count, Index
 from polyhead.tasks.base import Batch, Words, advance, check_draw, check_split, fork, portion, seeded
 from polyhead.tasks.classification import ACCURACY, ANSWERS, CHANCE, Classification, batch_of, exact
 from polyhead.tasks.examples import picks
@@ -42,14 +42,12 @@ class PairwiseOrder(Classification):
         objects: How many objects there are.
         dim: Width of the vector of an object.
         examples: How many training pairs are used; None: all.
-        split: A part of the configurations of kept runs, without an effect.
         split_seed: Seed of the objects and of the division of pairs.
     """
 
     objects: Annotated[int, Meta(ge=4, le=4096)] = 64
     dim: Count = 8
     examples: Count | None = None
-    split: Annotated[str, choice(("ordered",))] = "ordered"
     split_seed: Index = 0
 
     name: ClassVar[str] = "pairwise_order"

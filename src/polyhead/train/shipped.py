@@ -14,8 +14,8 @@ from polyhead.spec.home import cache
 from polyhead.spec.values import one_line
 
 INDEX = pathlib.Path(__file__).with_name("models.json")
-MODELS: dict[str, dict[str, str]] = json.loads(INDEX.read_text(encoding="utf-8"))
-"""The models by name: `digest` of the run, and `sha256` of its `FILES` one after another."""
+MODELS: list[str] = json.loads(INDEX.read_text(encoding="utf-8"))
+"""The names of the models."""
 FILES = ("checkpoint.safetensors", "config.json", "metrics.jsonl", "result.json")
 REPOSITORY = pathlib.Path(__file__).parents[3] / "models"
 SOURCE = "https://github.com/polyhead/polyhead/raw/main/models"

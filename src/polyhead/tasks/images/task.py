@@ -53,7 +53,6 @@ class Images(Classification):
         patch: Height and width of a patch; None: 2 for digits, 4 for CIFAR.
         shift: Most pixels by which a training image is shifted; None: 1 for digits, 4 for CIFAR.
         flip: Whether half of the training images are mirrored; None: for CIFAR only.
-        size: A part of the digests of kept runs, without an effect.
         split_seed: Seed of the images that are held out.
         folder: Where CIFAR is.  It is a part of the run's digest, because another folder may hold other images.
 
@@ -65,7 +64,6 @@ class Images(Classification):
     patch: Count | None = None
     shift: Index | None = None
     flip: bool | None = None
-    size: None = None
     split_seed: Index = 0
     folder: str = "images"
 

@@ -14,7 +14,6 @@ from typing import Annotated, ClassVar
 
 import torch
 from jaxtyping import Float
-from msgspec import Meta
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -54,7 +53,6 @@ class Maths(Task):
         data: "generated" uses our generators.  "original" reads the published files in `folder`: train from
             `train-easy/MODULE.txt` etc., iid from `interpolate`, novel from `extrapolate` (only for modules with a file
             there; none of our five has one).
-        pool: A part of the configurations of kept runs, without an effect.
         folder: Where the published files are.
     """
 
@@ -63,7 +61,6 @@ class Maths(Task):
     question: Count = 160
     answer: Count = 30
     data: Annotated[str, choice(("generated", "original"))] = "generated"
-    pool: Annotated[int, Meta(ge=0, le=0)] = 0
     folder: str = non_semantic("mathematics_dataset")
 
     name: ClassVar[str] = "maths"

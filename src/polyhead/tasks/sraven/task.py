@@ -105,7 +105,6 @@ class Sraven(Task):
             features and the seeds (0, 1, 2, 2024).
         split_seed: Seed of the division into known and unseen multisets.
         permuted: Whether columns permute their features.  If not, features are in the order of their rules.
-        reject_ambiguous: A part of the configurations of kept runs, without an effect.
     """
 
     features: Count = 4
@@ -115,7 +114,6 @@ class Sraven(Task):
     split: Annotated[str, choice(SPLITS)] = "covered"
     split_seed: int = 0
     permuted: bool = True
-    reject_ambiguous: None = None
 
     name: ClassVar[str] = "sraven"
     metric: ClassVar[str] = "accuracy"
