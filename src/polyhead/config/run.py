@@ -179,7 +179,15 @@ Model = TransformerConfig | CoRelNetConfig | PrediNetConfig | AbstractorConfig
 
 @dataclass(frozen=True)
 class Decay(Checked):
-    """Which parameters weight decay applies to: always to weight matrices, to all others only if set here."""
+    """Which parameters weight decay applies to: always to weight matrices, to all others only if set here.
+
+    Attributes:
+        biases: Biases of linear maps, except those of q, k and v.
+        qkv_biases: Biases of q, k and v.
+        norms: Scales and biases of norms.
+        relative_bias: Tables of relative bias.
+        embeddings: Tables of tokens, positions and symbols.
+    """
 
     biases: bool = False
     qkv_biases: bool = False

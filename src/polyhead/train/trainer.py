@@ -71,6 +71,8 @@ def run(
         Interrupted: After Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, with the run saved.
     """
     check_run("train.run", config)
+    if callable(callbacks) or not all(map(callable, callbacks)):
+        raise ValueError(f"train.run: callbacks must be a list of functions, got {callbacks!r:.60}")
     world, folder = World.here(config.device), folder_of(config)
     with safe_error_stream(), world.joined(), contextlib.ExitStack() as stack:
         values = json.dumps(to_dict(replace(config, folder=None, device="auto", threads=None)), sort_keys=True)

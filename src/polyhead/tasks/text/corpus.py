@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import pathlib
 import shutil
 import sys
@@ -80,7 +81,8 @@ def open_corpus(path: pathlib.Path, name: str, pieces: Pieces, tokenizer: str, c
 
 def _write(path: pathlib.Path, name: str, pieces: Pieces, tokenizer: str, codec: Codec | None) -> None:
     """Tokenise the text into files in `path`."""
-    print(f"text: tokenising {name!r}", file=sys.stderr, flush=True)
+    if not os.environ.get("POLYHEAD_QUIET"):
+        print(f"text: tokenising {name!r}", file=sys.stderr, flush=True)
     part = path.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)  # of an interrupted process
     part.mkdir()
