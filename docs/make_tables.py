@@ -139,7 +139,7 @@ def summary() -> str:
         [
             "HYLA",
             f"{lead('')} R² on unseen combinations: fuzzy logic, heads of width 2; {lead(', width 16')} at width 16",
-            f"width 8: {lead(', width 8')}, undecided; width 4: too few seeds; Raven matrices: undecided; "
+            f"width 4: {lead(', width 4')}, width 8: {lead(', width 8')}, both undecided; Raven matrices: undecided; "
             f"language: {bits['hyla']} bits per byte against {bits['softmax']}",
         ],
         [
