@@ -56,6 +56,7 @@ def test_mistakes_are_one_line(tmp_path):
             "heat: (1, 1) names but values of shape (2, 1) in panel 'a'",
         ),
         (lambda: one_panel({}), "lines: every panel needs at least one series with at least one measured point"),
+        (lambda: figures.lines([("", {"a": {0: [1.0]}}, {})], x_label="x", log_x=True), "must be above 0 but one is 0"),
         (lambda: one_panel(point | {"b": {1: []}}), "lines: every point needs at least one measured score"),
     ):
         with refusing(message):
@@ -78,8 +79,8 @@ def test_results_name_mechanisms_seeds_and_baselines():
     assert {"white", figures.COLOURS["HYLA"], figures.COLOURS["Softmax"]} <= fills
     lowest = figures.results({"Softmax": [0.5], "HYLA": [0.7]}, lower_is_better=True).axes[0]
     assert texts(lowest.get_yticklabels()) == ["HYLA (n = 1)", "Softmax (n = 1)"]
-    diverged = figures.results({"HYLA": [0.7, float("nan")]}).axes[0]
-    assert texts(diverged.get_yticklabels()) == ["HYLA (n = 1, 1 not finite)"]
+    diverged = figures.results({"A": [0.9], "HYLA": [0.7, float("nan")], "B": [0.5]}).axes[0]
+    assert texts(diverged.get_yticklabels()) == ["B (n = 1)", "HYLA (n = 1, 1 not finite)", "A (n = 1)"]
 
 
 def test_lines_go_through_means_with_the_seeds_standard_errors():
@@ -144,13 +145,14 @@ def test_heat_draws_every_cell_under_its_name():
 
 def test_code_maps_draw_every_point_once_and_name_their_classes():
     classes = np.arange(50) % 9
+    classes[classes == 8] = 42  # alone it would look like class 0
     panels = [("by target", POINTS, POINTS[:, 0]), ("by rule", POINTS, classes)]
     figure = figures.code_maps(panels, names={"by rule": {0: "constant", 5: "sum"}})
     target, rule = (axes for axes in figure.axes if axes.get_title())
     assert len(target.collections[0].get_offsets()) == 50
-    names = ["constant", *(f"class {i}" for i in range(1, 5)), "sum", *(f"class {i}" for i in range(6, 9))]
+    names = ["constant", *(f"class {i}" for i in range(1, 5)), "sum", *(f"class {i}" for i in (6, 7, 42))]
     assert texts(rule.get_legend().get_texts()) == names
-    for i, dots in enumerate(rule.collections):
+    for i, dots in zip((*range(8), 42), rule.collections, strict=True):
         np.testing.assert_array_equal(dots.get_offsets(), POINTS[classes == i])
     styles = {(tuple(c.get_facecolor()[0]), c.get_paths()[0].vertices.tobytes()) for c in rule.collections}
     assert len(styles) == 9

@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 
 from polyhead.analysis.canvas import FAINT, INK, one_panel, panel_grid, plain, save
 from polyhead.analysis.labels import mechanism_label
+from polyhead.spec.shapes import check_number
 from polyhead.tasks.base import SPLIT_NAMES
 
 if TYPE_CHECKING:
@@ -110,7 +111,13 @@ def results(
     if not measured or not all(map(len, measured.values())):
         raise ValueError("results: every mechanism needs at least one measured score")
     errors, baselines, printed = errors or {}, baselines or {}, printed or {}
-    order = sorted(measured, key=lambda label: float(np.mean(measured[label])), reverse=lower_is_better)
+    # Rows are drawn from below, so the best comes last.  A diverged run has no finite score.
+    means = {}
+    for label, scores in measured.items():
+        finite_scores = [score for score in scores if math.isfinite(score)]
+        worst = math.inf if lower_is_better else -math.inf
+        means[label] = float(np.mean(finite_scores)) if finite_scores else worst
+    order = sorted(measured, key=means.__getitem__, reverse=lower_is_better)
     figure, axes = one_panel(6.4, 1.1 + 0.42 * (len(order) + len(printed)))
     for name, value in baselines.items():
         axes.axvline(value, color=FAINT, lw=1.2, ls=_dash(name, list(baselines)), zorder=1, label=name)
@@ -259,6 +266,8 @@ def _draw_level(axes: "Axes", level: Level, name: str, dash: Any) -> None:
 
 def _logarithmic(axes: "Axes", name: Literal["x", "y"], values: Sequence[Number]) -> None:
     """Make an axis logarithmic, with numbers between the powers of ten where there is room."""
+    if min(values) <= 0:
+        raise ValueError(f"lines: numbers on a logarithmic axis must be above 0 but one is {min(values):g}")
     low, high = min(values), max(values)
     between: Sequence[int] = ()
     if high < 4 * low:
@@ -420,8 +429,10 @@ def code_maps(
     """
     if not panels:
         raise ValueError("code_maps: the list of panels is empty; give at least one")
+    check_number("code_maps", "columns", columns, 1)
     figure, grid = panel_grid(math.ceil(len(panels) / columns), min(columns, len(panels)))
     for axes, (title, points, values) in zip(grid, panels, strict=False):
+        values = np.asarray(values)
         if np.issubdtype(values.dtype, np.integer):
             _draw_classes(axes, points, values, (names or {}).get(title, {}))
         else:
@@ -437,10 +448,15 @@ def code_maps(
 def _draw_classes(axes: "Axes", points: Array, values: Array, names: Mapping[int, str]) -> None:
     """Draw classes with six colours times seven markers, each group of six classes has a marker of its own."""
     colours = (*COLOURS.values(), *SPARE_COLOURS[:3])
-    for value in np.unique(values).tolist():
+    classes = np.unique(values).tolist()
+    # A class has the same style in every panel, unless two classes of this panel would then look alike.
+    num_styles = len(colours) * len(SPARE_MARKERS)
+    are_distinct = len({value % num_styles for value in classes}) == len(classes)
+    for place, value in enumerate(classes):
         x, y = points[values == value].T
-        colour = colours[value % len(colours)]
-        marker = SPARE_MARKERS[value // len(colours) % len(SPARE_MARKERS)]
+        style = value if are_distinct else place
+        colour = colours[style % len(colours)]
+        marker = SPARE_MARKERS[style // len(colours) % len(SPARE_MARKERS)]
         name = names.get(value, f"class {value}")
         axes.scatter(x, y, s=9, color=colour, marker=marker, linewidths=0, label=name, rasterized=True)
     if names:

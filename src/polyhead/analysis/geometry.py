@@ -35,9 +35,11 @@ def embed(codes: Float[Tensor, "b h"] | Float[Array, "b h"], seed: int = 0) -> F
 
     if x.shape[1] < 2:  # a single head: the code has one dimension
         x = np.concatenate([x, np.zeros_like(x)], axis=1)
-    if np.abs(x).max() > 1e9:  # scikit-learn's distances in float32 would overflow; a map does not depend on the scale
-        x = x / np.abs(x).max()
-    rounding = 1e-12 * max(1.0, float(np.abs(x).max()))
+    largest = float(np.abs(x).max())
+    # scikit-learn's distances in float32 would leave their range; a map does not depend on the scale.
+    if largest and not 1e-9 < largest < 1e9:
+        x = x / largest
+    rounding = 1e-12 * float(np.abs(x).max())
     if np.allclose(x, x[0], rtol=0, atol=rounding):  # all codes are equal, so they share one point
         return np.zeros((len(x), 2))
     plane = PCA(2, svd_solver="full").fit_transform(x)

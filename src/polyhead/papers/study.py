@@ -269,7 +269,10 @@ class Study:
         cells = []
         for condition, by_setting in runs.items():
             cell = select(by_setting)
-            cells.append(replace(cell, diverged=tuple(diverged.get((*condition, cell.setting), ()))))
+            # A setting whose seeds all diverged was searched, too.
+            settings = {*by_setting, *(key[-1] for key in diverged if key[:-1] == condition)}
+            seeds = tuple(diverged.get((*condition, cell.setting), ()))
+            cells.append(replace(cell, tried=len(settings), diverged=seeds))
         index = pandas.MultiIndex.from_tuples(runs, names=axes)
         if len(axes) == 1:
             index = index.get_level_values(0)

@@ -90,7 +90,7 @@
       const heads = open(list, state.token, j), seen = heads.length > 0;
       let image = "none", size = "auto";
       if (seen && rows) {
-        const shade = (plane) => (heads.includes(plane) ? colour(rootAt(plane, state.token, j)) : "var(--rule)");
+        const shade = (plane) => (heads.includes(plane) ? colour(rootAt(plane, state.token, j) * Math.sqrt(plane.array.limit / limit)) : "var(--rule)");
         const stops = list.map((plane, h) => `${shade(plane)} ${h * height}px ${(h + 1) * height}px`);
         [image, size] = [`linear-gradient(to bottom, ${stops})`, `100% ${height * list.length}px`];
       } else if (seen) {
@@ -227,7 +227,7 @@
     const at = Array.from({ length: 9 }, (_, n) => low + ((1 - low) * n) / 8);
     get("scale").style.background = `linear-gradient(90deg, ${at.map(colour)})`;
     [get("low").textContent, get("high").textContent] = [shown(low * limit), shown(limit)];
-    get("legend").title = "Colours follow the square root of the number, so that small ones can be seen; each kind of head has its own largest.";
+    get("legend").title = "Colours follow the square root of the number, so that small ones can be seen.";
     get("legend").setAttribute("aria-label", `Colours from ${shown(low * limit)} to ${shown(limit)}: orange above 0, blue below.`);
   };
   const told = () => {

@@ -12,7 +12,7 @@ SCORE = "q<sub>h,i</sub> · k<sub>h,j</sub> / √d"
 # The equation of the code of a pair, by `normalise`.
 CODES = {
     "softmax": f"softmax over j of {SCORE}: the share of head h that token i gives to token j; the shares of a head "
-    "add up to 1 over the tokens it may look at",
+    "add up to 1 over the tokens it may look at, with sinks to less; a soft cap limits the scores before",
     "rms_heads": f"{SCORE}, divided by its root mean square over the heads: tokens do not compete, only the pattern "
     "over heads counts",
     "identity": f"{SCORE}: the score itself, of either sign and any size",

@@ -136,7 +136,8 @@ def code_sections(analyses: Sequence[Analysis], draft: Draft) -> list[Section]:
     if any(analysis.swaps for analysis in analyses):
         sections.append(_swaps_section(analyses))
     explanation = (
-        f"Each point is the code of the last token attending to itself, in one of {POINTS:,} sequences of {unseen}. "
+        f"Each point is the code of the last token in one of {POINTS:,} sequences of {unseen}, attending to itself or, "
+        "as last_row, to its row of a Raven matrix. All sequences of fuzzy logic share one context. "
         f"Clusters that follow the {part} rather than the target mean that the code says what to compute."
     )
     details = map_details(firsts.values(), draft)

@@ -365,7 +365,7 @@ def beside_paper(stem: str, scores: Table, baselines: Mapping[str, float]) -> Pi
     scores_here = {}
     paper = {}
     for model, by_seed in scores["unseen"].items():
-        if model in ROWS:
+        if model in ROWS and by_seed.notna().any():
             scores_here[NAMES[model]] = by_seed.dropna().to_list()
             printed = ROWS[model].fuzzy
             if printed is not None:

@@ -137,25 +137,26 @@ def ending(cell: Cell) -> Estimate:
     return Estimate(point.score("iid"), error, count - 1.0, runs=1.0, sampling=error)
 
 
-def baselines(study: Study) -> dict[str, float]:
-    """Bits per byte of compressors on the reported text; {} if it is not here."""
+def baselines(study: Study, split: str) -> dict[str, float]:
+    """Bits per byte of compressors on the text of `split`; {} if it is not here."""
     task = study.points[0].run.task
     assert isinstance(task, Text)
     if {point.fingerprint() for point in study.points} != {task.fingerprint()}:
         return {}
-    return {name: score.mean for name, score in task.baselines("iid").items()}
+    return {name: score.mean for name, score in task.baselines(split).items()}
 
 
 def curves(study: Study, claim: Callable[[Cells], list[Verdict]]) -> FigureOutcome:
     """Draws bits per byte by number of tokens, a line per kind of heads, with zlib, and a table of final scores."""
     cells = study.cells("model")
     is_same, text = one_text(study)
-    levels = baselines(study)
+    levels = baselines(study, "iid")
     by_label = {label(model): course(cell) for model, cell in cells.items()}
     drawn_levels: dict[str, float] = {}
     compressors = "The text on this machine is not that of the runs: there are no baselines."
     if levels:
-        drawn_levels["zlib"] = levels["zlib"]
+        # The curves are of the validation text, the table is of the other held-out text.
+        drawn_levels["zlib"] = baselines(study, "validation")["zlib"]
         sizes = ", ".join(f"{name} {level:.3f}" for name, level in levels.items())
         compressors = f"Bits per byte of the same held-out text by what trains no network: {sizes}."
     panel: Panel = ("", by_label, drawn_levels)
