@@ -37,6 +37,10 @@ def test_a_setting_with_fewer_finished_seeds_is_not_selected(study_of):
     cells = replace(study, points=tuple(finished)).cells("model", task="fuzzy")
     assert {cell.setting.lr for cell in cells} == {1e-3}
     assert {len(cell.points) for cell in cells} == {2}
+    kept = [p for p in study.points if p.run.train.lr < 2e-3]
+    lost = [p.run for p in study.points if p.run.train.lr > 2e-3]  # of a rate at which every seed diverged
+    cells = replace(study, points=tuple(kept), diverged=tuple(lost)).cells("model", task="fuzzy")
+    assert {cell.tried for cell in cells} == {2}
 
 
 def test_a_diverged_seed_leaves_its_cell_without_a_score(study_of):
