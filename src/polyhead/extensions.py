@@ -43,6 +43,8 @@ def register(extension: Extension) -> Extension:
         sort, name = "recipes", name.replace("_", "-")
     elif "Mechanism" in map(kind_of, extension.__mro__):
         sort = "mechanisms"
+    elif "Task" not in map(kind_of, extension.__mro__):
+        raise ValueError(f"register: {kind_of(extension)} is neither a Task nor a Mechanism")
     earlier = _ADDED[sort].get(name, extension)
     if kind_of(earlier) != kind_of(extension):  # registering again is allowed when a module is reloaded
         raise ValueError(f"register: {name!r} is {kind_of(earlier)} already; give {kind_of(extension)} another name")

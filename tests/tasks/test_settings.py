@@ -16,7 +16,7 @@ REFUSED = {
     tasks.Sraven: [
         ({"values": 2}, "needs 3 distinct symbols, so values must be at least 3, the grid, but is 2"),
         ({"held_out": 0.999}, "held_out=0.999 leaves 1 training multisets of 4 rules, too few to cover all 8 rules"),
-        ({"features": 30}, "10295472 multisets of 30 rules, but at most 2000000 can be listed"),
+        ({"features": 30}, "10295472 multisets of 30 rules, but at most 1500000 can be listed"),
         ({"split": "partitionable", "features": 3}, "split='partitionable' exists for 4 features, not for 3"),
     ],
     tasks.RelationalGames: [({"examples": 30_001}, "examples must be at most 30000 but is 30001")],

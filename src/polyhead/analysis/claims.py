@@ -194,7 +194,7 @@ def over_networks(values: Mapping[Any, float], errors: Sequence[float], tasks: I
     Args:
         errors: The standard error of each known score over its test sequences.
     """
-    tasks = set(tasks)
+    tasks = list({repr(task): task for task in tasks}.values())  # a user's task may have no hash
     # One test set for all seeds: its error stays, however many seeds there are.
     if all(task.shared(split) for task in tasks):
         test = f"{split} of {sorted(map(repr, tasks))}"

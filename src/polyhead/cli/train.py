@@ -304,9 +304,14 @@ def write_scores(run: "Run", scores: Mapping[str, Mapping[str, Row]], *, seed: i
 
 def _baseline_rows(task: Any, splits: Sequence[str], seed: int) -> list[Row]:
     """A row for each baseline of a task, by split."""
+    from polyhead.tasks.scores import Score
+
     rows: dict[str, dict[str, str]] = {}
     for split in splits:
         for name, score in task.baselines(split, seed=seed).items():
+            if not isinstance(score, Score):
+                text = f"baselines must be a Score by name but {name} is {score!r:.60}"
+                raise ValueError(f"{type(task).__name__}: {text}")
             row = rows.setdefault(name, {"": name.replace("_", " ")})
             row[split] = f"{score.mean:.3f}"
             if score.count:

@@ -49,6 +49,8 @@ class Checked:
         cls: Any = type(self)
         # msgspec checks dictionaries, not constructors, so each field is converted by itself.
         for name, hint in field_types(cls).items():
+            if name == "kind":
+                raise ValueError(f"{cls.__name__}: no field may be called 'kind', the name of the class in files")
             value = _check(f"{cls.__name__}: {name}", getattr(self, name), hint)
             object.__setattr__(self, name, value)  # the dataclass is frozen
 

@@ -282,7 +282,10 @@ class Task(checked.Task, abc.ABC):
     def generator(self, split: str, *, seed: int, step: int, device: Any = "cpu") -> Any:
         """The random generator of batch number `step` of `split`.  Raises ValueError for a split that it lacks."""
         one_of(type(self).__name__, "split", split, self.splits)
-        return torch.Generator(device).manual_seed(stream(seed, f"{self.name}/{split}", step))
+        for noun, value in (("seed", seed), ("step", step)):  # 2.0 would be another stream than 2
+            if isinstance(value, bool) or not hasattr(value, "__index__"):
+                raise ValueError(f"{type(self).__name__}: {noun} must be an integer but is {value!r}")
+        return torch.Generator(device).manual_seed(stream(int(seed), f"{self.name}/{split}", int(step)))
 
 
 # -------------------------------------------------------------------------------------------------- checks of arguments

@@ -13,7 +13,7 @@ Draw = Callable[[Tensor], Tensor]
 
 def training_set(draw: Draw, count: int) -> Tensor:
     """Rows of the kinds 0 to `count` - 1, all distinct.  More than `count` rows must exist."""
-    return _drawn_until(draw, torch.arange(count), _is_repeated)
+    return _drawn_until(draw, torch.arange(count, device="cpu"), _is_repeated)
 
 
 def unseen(draw: Draw, kinds: Tensor, training_rows: Tensor) -> Tensor:
@@ -67,6 +67,6 @@ def _keys(rows: Tensor) -> Tensor:
 def _is_repeated(keys: Tensor) -> Tensor:
     """True where the same key occurred earlier."""
     order = keys.argsort(stable=True)
-    repeated = torch.zeros(len(keys), dtype=torch.bool)
+    repeated = torch.zeros(len(keys), dtype=torch.bool, device="cpu")
     repeated[order[1:]] = keys[order[1:]] == keys[order[:-1]]
     return repeated

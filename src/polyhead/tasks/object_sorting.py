@@ -159,9 +159,11 @@ def sorting_order(objects: Int[Tensor, "b t"]) -> Int[Tensor, "b t"]:
 def _vectors(seed: int, device: torch.device) -> Tensor:
     """The objects (n c), smallest first."""
     generator = seeded(seed, "object_sorting/product/vectors")
-    first = torch.randn(ATTRIBUTES[0], generator=generator, dtype=torch.float32)
-    second = torch.randn(ATTRIBUTES[1], generator=generator, dtype=torch.float32)
-    rows = torch.cartesian_prod(torch.arange(len(first)), torch.arange(len(second)))  # (n 2)
+    first = torch.randn(ATTRIBUTES[0], generator=generator, dtype=torch.float32, device="cpu")
+    second = torch.randn(ATTRIBUTES[1], generator=generator, dtype=torch.float32, device="cpu")
+    rows = torch.cartesian_prod(
+        torch.arange(len(first), device="cpu"), torch.arange(len(second), device="cpu")
+    )  # (n 2)
     return torch.cat((first[rows[:, 0]], second[rows[:, 1]]), dim=1).to(device)
 
 

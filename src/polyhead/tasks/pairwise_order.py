@@ -112,9 +112,9 @@ class PairwiseOrder(Classification):
 def _pairs(objects: int, seed: int) -> dict[str, Tensor]:
     """All pairs of distinct objects, by split."""
     generator = seeded(seed, f"pairwise_order/{objects}/ordered")
-    pairs = torch.combinations(torch.arange(objects))  # (n 2), the smaller one first
+    pairs = torch.combinations(torch.arange(objects, device="cpu"))  # (n 2), the smaller one first
     pairs = torch.cat((pairs, pairs.flip(1)))  # both orders
-    pairs = pairs[torch.randperm(len(pairs), generator=generator)]
+    pairs = pairs[torch.randperm(len(pairs), generator=generator, device="cpu")]
     cuts = [portion(share, len(pairs)) for share in SHARES]
     return dict(zip(PairwiseOrder.splits, pairs.tensor_split(cuts), strict=True))
 
@@ -123,4 +123,4 @@ def _pairs(objects: int, seed: int) -> dict[str, Tensor]:
 def _vectors(objects: int, dim: int, seed: int, device: torch.device) -> Tensor:
     """The objects (n c) in their order."""
     generator = seeded(seed, f"pairwise_order/{objects}/{dim}/vectors")
-    return torch.randn(objects, dim, generator=generator, dtype=torch.float32).to(device)
+    return torch.randn(objects, dim, generator=generator, dtype=torch.float32, device="cpu").to(device)

@@ -69,8 +69,9 @@ def recorded(caller: str, folder: str | os.PathLike[str], *keys: str) -> str | N
 
 def write(path: pathlib.Path, data: bytes) -> None:
     """Write a file atomically and flush it to disk."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as handle:
+    part = path.with_name(f"{path.name}.partial")
+    part.unlink(missing_ok=True)  # a link of this name in a stranger's folder would lead elsewhere
+    with part.open("xb") as handle:
         handle.write(data)
         handle.flush()
         os.fsync(handle.fileno())

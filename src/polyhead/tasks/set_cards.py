@@ -86,7 +86,7 @@ class SetCards(Classification):
         check_draw(self, split, batch_size)
         draws = fork(generator, f"{self.name}/{split}")
         advance(generator)
-        cards = torch.tensor(CARDS)[self.triples(split)].to(draws.device)  # (n 3 4)
+        cards = torch.tensor(CARDS, device="cpu")[self.triples(split)].to(draws.device)  # (n 3 4)
         rows = picks(len(cards), batch_size, draws)
         order = torch.tensor(ORDERS, device=draws.device)[picks(len(ORDERS), batch_size, draws)]
         drawn = cards[rows].take_along_dim(order[:, :, None], dim=1)  # (b 3 4)
@@ -123,14 +123,14 @@ def _agree(cards: Tensor) -> Tensor:
 
 def _labels(triples: Tensor) -> Tensor:
     """1 if a triple of card numbers is a set (n)."""
-    return is_set(torch.tensor(CARDS)[triples]).double()
+    return is_set(torch.tensor(CARDS, device="cpu")[triples]).double()
 
 
 @functools.lru_cache(maxsize=16)
 def _shuffled(seed: int) -> tuple[Tensor, Tensor]:
     """All sets (1080 3) and equally many other triples, as card numbers in random order."""
     generator = seeded(seed, "set_cards/split")
-    triples = torch.combinations(torch.arange(len(CARDS)), 3)  # (n 3)
-    triples = triples[torch.randperm(len(triples), generator=generator)]
-    right = is_set(torch.tensor(CARDS)[triples])
+    triples = torch.combinations(torch.arange(len(CARDS), device="cpu"), 3)  # (n 3)
+    triples = triples[torch.randperm(len(triples), generator=generator, device="cpu")]
+    right = is_set(torch.tensor(CARDS, device="cpu")[triples])
     return triples[right], triples[~right][:SETS]

@@ -13,7 +13,7 @@ from polyhead.layers.taps import looking
 from polyhead.tasks.base import Batch, Task, check_not_empty
 from polyhead.tasks.scores import Score
 from polyhead.train import parallel
-from polyhead.train.network import Network, answers, metrics, parts
+from polyhead.train.network import RESERVED, Network, answers, loss_of, metrics, parts
 from polyhead.train.world import World
 
 
@@ -62,6 +62,9 @@ def evaluate(
     derived = task.derived(scores)
     if not isinstance(derived, dict) or not all(isinstance(value, int | float) for value in derived.values()):
         raise ValueError(f"{type(task).__name__}: derived must be numbers by name but is {derived!r:.60}")
+    for name in derived:
+        if name in RESERVED or name in scores:
+            raise ValueError(f"{type(task).__name__}: derived must not be called {name!r}, as another score is")
     return scores | derived
 
 
@@ -81,7 +84,7 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
     """The loss of a part and its metrics per sequence; with several processes, the contribution of this one's rows."""
     if world.size == 1:
         outputs = answers(model, task, part, precision)
-        return task.loss(outputs, part), metrics(task, outputs, part)
+        return loss_of(task, outputs, part), metrics(task, outputs, part)
     count = len(part.inputs)
     rows = world.rows(count)
     # A process without rows computes one unscored row, because the others wait for its part of the model.
@@ -96,7 +99,8 @@ def _score(model: nn.Module, task: Task, part: Batch, precision: str, world: Wor
     if not num_rows:
         return torch.zeros((), dtype=torch.double, device=rows_here.inputs.device), scores
     # Each share is weighted by its scored positions, so the sum over processes is the mean over the part.
-    return task.loss(outputs, rows_here).double() * (rows_here.scored.sum() / part.scored.sum().clamp(min=1)), scores
+    share = rows_here.scored.sum() / part.scored.sum().clamp(min=1)
+    return loss_of(task, outputs, rows_here).double() * share, scores
 
 
 def _gathered(

@@ -125,10 +125,9 @@ class Network:
         """Add the gradients of a piece of a batch; return its share of the loss, and its metrics by sequence."""
         task = self.config.task
         outputs = answers(self.wrapped, task, piece, self.config.train.precision)
-        loss = task.loss(outputs, piece)
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            got = one_line(repr(loss))
-            raise ValueError(f"{type(task).__name__}: loss must be one number with a gradient but is {got:.60}")
+        loss = loss_of(task, outputs, piece)
+        if not loss.requires_grad:
+            raise ValueError(f"{type(task).__name__}: loss must be one number with a gradient but has none")
         if isinstance(self.model, Transformer):
             loss = loss + self.model.auxiliary_loss()
         if piece is not batch:  # the mean over all scored positions of the batch; gradients of processes are averaged
@@ -223,6 +222,14 @@ def sources(batch: Batch) -> dict[str, Tensor | None]:
     if batch.source is None:
         return {}
     return {"source": batch.source, "source_mask": batch.source_mask}
+
+
+def loss_of(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> Tensor:
+    """The task's loss of a batch.  Raises ValueError unless it is one number (): others would be broadcast."""
+    loss = task.loss(outputs, batch)
+    if not isinstance(loss, Tensor) or loss.shape != ():
+        raise ValueError(f"{type(task).__name__}: loss must be one number () but is {one_line(repr(loss)):.60}")
+    return loss
 
 
 def metrics(task: Task, outputs: Tensor | LazyLogits, batch: Batch) -> dict[str, Tensor]:

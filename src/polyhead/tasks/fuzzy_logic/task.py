@@ -271,7 +271,7 @@ def _functions(task: FuzzyLogic, split: str, device: torch.device) -> Tensor:
 def _fixed(task: FuzzyLogic, device: torch.device) -> Tensor:
     """The inputs (t variables) that all sequences of all splits share, so that a probe fitted on one applies to all."""
     generator = seeded(task.split_seed, f"{task.name}/{task.inputs}")
-    return torch.rand(task.length, task.variables, generator=generator, dtype=torch.float32).to(device)
+    return torch.rand(task.length, task.variables, generator=generator, dtype=torch.float32, device="cpu").to(device)
 
 
 @functools.lru_cache(maxsize=64)

@@ -179,7 +179,7 @@ def walk(count: int, first: int, size: int, *, seed: int, name: str) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _order(count: int, seed: int, name: str, number: int) -> Tensor:
-    return torch.randperm(count, generator=torch.Generator().manual_seed(stream(seed, name, number)))
+    return torch.randperm(count, generator=torch.Generator().manual_seed(stream(seed, name, number)), device="cpu")
 
 
 @functools.lru_cache(maxsize=16)

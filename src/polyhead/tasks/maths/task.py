@@ -100,6 +100,8 @@ class Maths(Task):
     def levels(self, split: str) -> tuple[Level, ...]:
         """The levels of the generated questions of `split`; extrapolation exceeds the hardest training level."""
         check_split(self, split)
+        if self.data != "generated":
+            raise ValueError("Maths: the published questions have no levels")
         levels = [LEVELS[self.module][level] for level in maths_text.levels(self.difficulty)]
         if split == "compositional":
             return (levels[-1].longer(),)

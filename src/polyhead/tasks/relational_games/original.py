@@ -72,7 +72,7 @@ def rows(folder: str, game: str, split: str, examples: int, seed: int) -> Tensor
         raise ValueError(
             f"RelationalGames: examples must leave 3 or more of the {total} distinct images in {name} but is {examples}"
         )
-    order = torch.randperm(len(images), generator=seeded(seed, f"relational_games/{game}/original"))
-    order = order[torch.isin(order, torch.tensor(list(first_copies.values())))]
+    order = torch.randperm(len(images), generator=seeded(seed, f"relational_games/{game}/original"), device="cpu")
+    order = order[torch.isin(order, torch.tensor(list(first_copies.values()), device="cpu"))]
     train, others = order[:examples], order[examples:]
     return {"train": train, "validation": others[::3], "iid": torch.cat((others[1::3], others[2::3]))}[split]

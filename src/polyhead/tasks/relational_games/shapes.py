@@ -31,7 +31,7 @@ def masks(shapes: str, device: torch.device) -> Tensor:
         squares = _blocks(_polyominoes(5))
     else:
         squares = _blocks(_polyominoes(6))
-    cells = torch.zeros(len(squares) + 1, CELL, CELL, dtype=torch.bool)
+    cells = torch.zeros(len(squares) + 1, CELL, CELL, dtype=torch.bool, device="cpu")
     inside = slice(MARGIN, MARGIN + BLOCK * BLOCKS)
     cells[:-1, inside, inside] = squares
     return cells.to(device)
@@ -45,7 +45,9 @@ def count(shapes: str) -> int:
 def draw(shapes: str, shape: Tensor, colour: Tensor) -> Tensor:
     """Images (b 3 36 36) in [0, 1] of 3 x 3 cells from `shape` and `colour` (b 9), with -1 for an empty cell."""
     mask = masks(shapes, shape.device)[shape]  # (b 9 12 12)
-    palette = (torch.tensor([*COLOURS, (0, 0, 0)], dtype=torch.float32) / 255).to(shape.device)  # the last for -1
+    palette = (torch.tensor([*COLOURS, (0, 0, 0)], dtype=torch.float32, device="cpu") / 255).to(
+        shape.device
+    )  # the last for -1
     cells = mask[:, :, None] * palette[colour][..., None, None]  # (b 9 3 12 12)
     rows = cells.unflatten(1, (3, 3)).permute(0, 3, 1, 4, 2, 5)  # (b 3 row 12 column 12)
     return rows.reshape(len(shape), 3, 3 * CELL, 3 * CELL)
@@ -75,7 +77,7 @@ def _connected(squares: set[tuple[int, int]]) -> bool:
 
 def _blocks(polyominoes: list[tuple[tuple[int, int], ...]]) -> Tensor:
     """Polyominoes as squares of pixels (n 9 9)."""
-    blocks = torch.zeros(len(polyominoes), BLOCKS, BLOCKS, dtype=torch.bool)
+    blocks = torch.zeros(len(polyominoes), BLOCKS, BLOCKS, dtype=torch.bool, device="cpu")
     for i, squares in enumerate(polyominoes):
         rows, columns = zip(*squares, strict=True)
         blocks[i, rows, columns] = True
@@ -87,7 +89,7 @@ def _stripes() -> Tensor:
 
     Diagonal stripes have a width of at least two pixels: with one, both diagonals give the same chequerboard.
     """
-    row, column = torch.meshgrid(torch.arange(9), torch.arange(9), indexing="ij")
+    row, column = torch.meshgrid(torch.arange(9, device="cpu"), torch.arange(9, device="cpu"), indexing="ij")
     straight, diagonal = (1, 2, 3), (2, 3, 4)
     directions = ((row, straight), (column, straight), (row + column, diagonal), (row - column + 9, diagonal))
     squares = []

@@ -182,7 +182,7 @@ class RelationalGames(Classification):
         labels = torch.empty(batch_size, dtype=torch.long, device=device)
         for i, shapes in enumerate(sets):
             pixels, classes = original.load(folder, self.game, shapes)
-            indices = torch.arange(len(classes))
+            indices = torch.arange(len(classes), device="cpu")
             if shapes == "pentominoes":
                 indices = original.rows(folder, self.game, split, self.examples, self.split_seed)
             count = len(labels[i :: len(sets)])
@@ -280,4 +280,4 @@ def _pool(task: RelationalGames, device: torch.device) -> tuple[Tensor, Tensor]:
     """The training set: distinct grids (n 9) and labels (n)."""
     generator = seeded(task.split_seed, f"{task.name}/{task.game}/examples")
     grids = training_set(_drawer(task.game, "pentominoes", generator), task.examples)
-    return grids.to(device), (torch.arange(task.examples) % 2).to(device)
+    return grids.to(device), (torch.arange(task.examples, device="cpu") % 2).to(device)

@@ -113,7 +113,7 @@ def bayes(
         true = (answers == part[instance, -1, -1]).all(dim=-1)
         ties = torch.bincount(instance[top], minlength=len(part))
         hits = torch.bincount(instance[top & true], minlength=len(part))
-        accuracies.append(hits / ties.clamp(min=1))
+        accuracies.append(hits.double() / ties.clamp(min=1))
         counts.append(torch.bincount(instance, minlength=len(part)))
     return torch.cat(accuracies), torch.cat(counts)
 
@@ -153,7 +153,7 @@ def _code(rules: Tensor) -> Tensor:
 def chances(task: Sraven, device: torch.device) -> Tensor:
     """For each rule, the probability of a feature's shown symbols, if they fit the rule."""
     k, g = float(task.values), task.grid
-    distribute = 1 / (math.comb(task.values, g) * float(math.factorial(g)) ** g)
+    distribute = math.exp(-math.log(math.comb(task.values, g)) - g * math.lgamma(g + 1))
     values = [k**-g] * 5 + [k ** -(g * (g - 1))] * 2 + [distribute]
     return torch.tensor(values, dtype=torch.float64, device=device)
 

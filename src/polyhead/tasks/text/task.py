@@ -161,7 +161,7 @@ class Text(Task):
             return super().batch(split, batch_size, seed=seed, step=step, device=device)
         check_draw(self, split, batch_size)
         first = step % math.ceil(count / batch_size) * batch_size  # the last batch of a pass may be short
-        order = torch.randperm(count, generator=self.generator(split, seed=0, step=0)).numpy()
+        order = torch.randperm(count, generator=self.generator(split, seed=0, step=0), device="cpu").numpy()
         rows = order[first : first + batch_size]
         last = len(self._tokens(split)) - 1 - self.length
         starts = np.minimum(rows * self.length, last)  # the last window is full, and scores only new tokens
@@ -192,7 +192,7 @@ class Text(Task):
         nats = (token_losses(outputs, batch.targets) * batch.scored).sum(dim=1)
         right = ((token_guesses(outputs) == batch.targets) & batch.scored).sum(dim=1)
         bits = nats / math.log(2)
-        return {"bits_per_byte": bits / batch.latents["bytes"], "accuracy": right / batch.scored.sum(dim=1)}
+        return {"bits_per_byte": bits / batch.latents["bytes"], "accuracy": right.to(bits) / batch.scored.sum(dim=1)}
 
     def amounts(self, batch: Batch) -> Tensor:
         """The bytes (b) that each window scores: the last window of a split scores fewer than the others."""
