@@ -56,7 +56,7 @@ class PolyheadCache(Cache, transformers.Cache):  # type: ignore[misc]  # both ca
             return
         if not self.is_croppable:
             raise ValueError("PolyheadCache: some heads keep a sum of earlier tokens, or only the last: none can go")
-        length = self.length + tokens_to_remove
+        length = max(self.length + tokens_to_remove, 0)
         for layer in self:
             layer._tensors_by_name = {name: tensor[:, :length] for name, tensor in layer._tensors_by_name.items()}
             if layer.real is not None:
