@@ -103,17 +103,20 @@ def kind_of(definition: object) -> str:
     return name if is_ours else f"{module}:{name}"
 
 
-def find(kind: str, path: str) -> type:
+def find(kind: str, path: str, allowed: tuple[type, ...]) -> type:
     """The class of the name "module:Class".
 
     Raises:
-        ValueError: Unless the module is imported and has a dataclass of that name; the message begins with `path`.
+        ValueError: Unless the module is imported and has a dataclass of that name, derived from one of `allowed`; the
+            message begins with `path`.
     """
     module, _, name = kind.partition(":")
     _bring_from_environment()
     cls = _imported(module, name)
     if not isinstance(cls, type) or not dataclasses.is_dataclass(cls):
         raise ValueError(f"{path}: {kind} is not of this package; import {module} first, or give --import {module}")
+    if not issubclass(cls, allowed):  # making any other class could do anything
+        raise ValueError(f"{path}: {kind} is no {' or '.join(base.__name__ for base in allowed)}")
     return cls
 
 

@@ -39,6 +39,7 @@ VALUES = {
     "sweep fig-2c --scale": "--scale: expected one argument",
     "sweep small --ray local --slurm": "give --ray or --slurm, not both",
     "sweep small --gpus 1": "--gpus is for --ray and --slurm",
+    "train small --workers 2": "--workers is for several runs but there is 1",
     "sweep small --devices 2": "--devices is for one run: polyhead train",
     "reproduce lm-bytes --from RESULTS --seeds 5": "--from trains nothing, so --seeds has no effect",
     "train fuzzy-hyla --folder file": "run folder: file/config.json cannot be written (File exists)",

@@ -72,7 +72,7 @@ def test_the_environment_brings_what_a_module_registers(example, monkeypatch):
     assert extensions.added("recipes").keys() == {"parity-hyla", "parity-heads"}
 
 
-def test_a_file_imports_nothing(tmp_path, monkeypatch):
+def test_a_file_imports_nothing_and_makes_no_other_class(example, tmp_path, monkeypatch):
     (tmp_path / "trap.py").write_text("raise SystemExit('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.chdir(tmp_path / "..")
@@ -80,6 +80,8 @@ def test_a_file_imports_nothing(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="trap:Task is not of this package"):
         ph.config.from_dict(data)
     assert os.getcwd() not in sys.path
+    with pytest.raises(ValueError, match=r"parity_heads\.heads:Cosine is no Task"):  # it is not made
+        ph.config.from_dict({**data, "task": {"kind": "parity_heads.heads:Cosine"}})
     for kind in ("json:JSONDecoder", "os:system", "dataclasses:Field"):  # imported already, and no configuration
         with pytest.raises(ValueError, match="not of this package"):
             ph.config.from_dict({**data, "task": {"kind": kind}})
@@ -134,11 +136,10 @@ def test_what_is_registered_is_known_by_name(example, monkeypatch, capsys):
     assert "Parity" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"recipes: unknown recipe 'fuzzy_hyla'; did you mean 'fuzzy-hyla'"):
         ph.recipes.RECIPES["fuzzy_hyla"]
+    taken = named(example.recipes.parity_heads, "parity_hyla")
     for extension, message in (
-        (
-            named(example.recipes.parity_heads, "parity_hyla"),
-            "'parity-hyla' is parity_heads.recipes:parity_hyla already",
-        ),
+        (taken, "'parity-hyla' is parity_heads.recipes:parity_hyla already"),
+        (dict, "builtins:dict is neither a Task nor a Mechanism"),
         (lambda: None, "define it in a module"),
         (3, "give a class or a recipe, got 3"),
     ):

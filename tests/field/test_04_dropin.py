@@ -66,9 +66,7 @@ def test_second_derivatives_equal_those_of_pytorch():
     assert_close(*second_derivatives, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(
-    "heads", [ph.Hyla(4, normalise="softmax", act="silu"), ph.Linear(4), ph.Relational(4)], ids=str
-)
+@pytest.mark.parametrize("heads", [ph.Hyla(4, normalise="softmax", act="silu"), ph.Linear(4), ph.Relational(4)])
 def test_second_derivatives_are_exact_for_other_heads(heads):
     module = drop_in(nn.MultiheadAttention(8, 4, batch_first=True, dtype=F64), heads)
     x = torch.randn(1, 3, 8, dtype=F64, requires_grad=True)

@@ -89,9 +89,7 @@ def test_sections_explain_names_that_exist_and_hold_the_errors(path):
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or not ast.get_docstring(node):
             continue
         doc = ast.get_docstring(node)
-        names = {
-            getattr(part, attribute, None) for part in ast.walk(node) for attribute in ("arg", "id", "attr", "name")
-        }
+        names = {getattr(part, key, None) for part in ast.walk(node) for key in ("arg", "id", "attr", "name")}
         for entries in re.findall(r"^(?:Args|Attributes):\n((?: {4}.*\n?|\n)+)", doc, re.M):
             explained = set(re.findall(r"^ {4}\**(\w+): ", entries, re.M))
             assert explained

@@ -9,9 +9,7 @@ from polyhead.spec import MECHANISMS
 
 make_tables = loaded("docs", "make_tables.py")
 
-PAGES = [
-    page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if "<!-- table:" in page.read_text()
-]
+PAGES = [p for p in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if "<!-- table:" in p.read_text()]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

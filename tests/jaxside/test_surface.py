@@ -68,9 +68,7 @@ LENGTHS = {kind: zeros + 2 for kind, zeros in PACKED.items()}
 CALLED = {
     "hyla": lambda library, q, k, v, **options: library.hyla(q, k, v, **options),
     "latent_code": lambda library, q, k, v, **options: library.latent_code(q, k, normalise="softmax", **options),
-    "relations": lambda library, q, k, v, **options: library.relations(
-        q[:, :, :2], k, relation_act="softmax", **options
-    ),
+    "relations": lambda library, q, k, v, **rest: library.relations(q[:, :, :2], k, relation_act="softmax", **rest),
 }
 
 

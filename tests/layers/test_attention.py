@@ -4,6 +4,7 @@ Its equation is in test_equation.py, what it shows in test_codes.py.  That no qu
 test_cache.py, too.
 """
 
+import itertools
 import re
 
 import pytest
@@ -42,9 +43,10 @@ def test_positions_with_gaps_are_those_of_a_longer_sequence():
     """Its other tokens are masked; a window counts positions."""
     indices, x, mask = torch.tensor([0, 2, 3, 7]), tokens(8), torch.zeros(8, dtype=torch.bool)
     mask[indices] = True
-    for positions in POSITIONS.values():
-        layer = make(HEADS, positions=positions, causal=True, window=5)
-        assert_close(layer(x[:, indices], positions=indices[None]), layer(x, mask=mask)[:, indices])
+    for positions, window in itertools.product(POSITIONS.values(), (5, 200)):  # 200 is more than int8 has
+        layer = make(HEADS, positions=positions, causal=True, window=window)
+        places = indices[None].to(torch.int8)
+        assert_close(layer(x[:, indices], positions=places), layer(x, mask=mask)[:, indices])
 
 
 def test_biases_of_both_forms_add_up():

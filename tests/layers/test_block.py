@@ -62,6 +62,8 @@ def test_the_tail_keeps_the_rows_of_its_mask_and_dropout():
     assert not torch.allclose(block(x)[:, -2:], expected)
     symbols = ph.Relational(2, symbols=ph.RelationalSymbols(neighbours=2))
     block.attention = ph.MultiHeadAttention(16, symbols, causal=True, dtype=F64)
+    mask = torch.tensor([[1, 1, 0, 0, 1, 1]]) > 0  # of keys, also beside a single row
+    assert_close(block(x, mask=mask, tail=1), block(x, mask=mask)[:, -1:])
     mask = torch.rand(2, 1, 6, 6) > 0.4  # of pairs: one row of it hides no neighbours either
     for rows in ({}, {"keep": keep[:, :2]}, {"keep": keep[:, :2, -1:]}):
         expected = block(x, mask=mask, **({"keep": keep[:, :2]} if rows else {}))[:, -1:]
@@ -70,6 +72,7 @@ def test_the_tail_keeps_the_rows_of_its_mask_and_dropout():
 
 def test_mistakes_are_one_line():
     block, x, counts = make(), torch.randn(2, 6, 16, dtype=F64), "tail counts positions from 0, so"
+    refused(lambda: block(x, mask=torch.ones(2, 6, dtype=bool), tail=2), r"mask must broadcast to .*mask\[:, None")
     decoder = ph.TransformerBlock(block.attention, block.feedforward, cross=block.attention)
     whole = ph.MultiHeadAttention(16, [ph.Pooled(2, network="sequence")], dtype=F64)
     for call, message in (

@@ -152,6 +152,9 @@ def test_padding_stays_hidden_under_a_mask_of_the_caller_and_where_it_comes_late
         assert_close(torch.cat(pieces, 1), layer(x, mask=full_mask), atol=1e-10, rtol=1e-10)
         assert torch.equal(cache[0].real, mask)
     refused(lambda: cache.expect(None, x[:1]), "Cache: the number of sequences must be 2, got 1")
+    one = Cache(1)
+    layer(x[:1], cache=one[0])
+    refused(lambda: one.expect(mask, x), "Cache: the number of sequences must be 1, got 2")
     for t in (1, 2):
         refused(lambda t=t: layer(x[:, :t], cache=cache[0]), f"`expect` must .* but it announced 0, got {t}$")
 

@@ -172,6 +172,7 @@ def test_mistakes_are_one_line():
         (lambda: relative(2, 7, 8, True), "RelativePositionBias: buckets must be even and at least 4 but is 7"),
         (lambda: AlibiBias(1.5), "AlibiBias: heads must be an integer of at least 1 but is 1.5"),
         (lambda: RotaryEmbedding(8, max_length=-1), "RotaryEmbedding: max_length must be an .* at least 1 but is -1"),
+        (lambda: learned(torch.ones(9)), "LearnedPositions: positions must be integers but are torch.float32"),
         (lambda: learned(torch.arange(9)), "LearnedPositions: positions must be below max_length = 8 but reach 8"),
         (lambda: SinusoidalPositions(8, 5), "SinusoidalPositions: the width must be even but is 5"),
     ):

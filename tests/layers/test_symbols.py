@@ -96,6 +96,9 @@ MISTAKES = {
     "RelativeSymbols: 7 positions but max_length is 6: give distance= to clip": lambda x: build_symbols(
         ph.RelativeSymbols(), 4, max_length=6
     )(x),
+    "offsets up to 6 but max_length is 6": lambda x: ph.MultiHeadAttention(
+        4, ph.Relational(2, symbols=ph.RelativeSymbols()), max_length=6
+    )(x, x[:, :1]),
     "a cache needs causal=True": lambda x: relational_symbols(4)(x, cache=LayerCache()),
     "first = 2 needs the tokens before it": lambda x: relational_symbols(4, causal=True)(x, first=2),
     "relations must divide 6 but is 4": lambda x: relational_symbols(6, relations=4),

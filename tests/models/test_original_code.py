@@ -100,12 +100,10 @@ def test_five_steps_of_the_original_optimiser(model, original):
         optimiser.step()
         losses.append(loss.detach())
         schedule.append(rate)
-    assert_close(
-        torch.tensor(schedule).double(), torch.from_numpy(original["lr_schedule"][:5]).double(), atol=1e-9, rtol=1e-5
-    )
-    assert_close(
-        torch.stack(losses).double(), torch.from_numpy(original["train_losses"]).double(), atol=1e-6, rtol=4e-5
-    )
+    rates = torch.from_numpy(original["lr_schedule"][:5]).double()
+    assert_close(torch.tensor(schedule).double(), rates, atol=1e-9, rtol=1e-5)
+    expected = torch.from_numpy(original["train_losses"]).double()
+    assert_close(torch.stack(losses).double(), expected, atol=1e-6, rtol=4e-5)
     expected = to_state(original, "final/")
     for name, parameter in model.state_dict().items():
         assert_close(parameter, expected[name], atol=3e-6, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")

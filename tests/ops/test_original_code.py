@@ -87,9 +87,7 @@ def original_layer(file):
     data = np.load(file)
     meta = json.loads(str(data["meta"])) if "meta" in data else {}
     norms = {"softmax": "softmax", "rms_head": "rms_heads", "none": "identity"}
-    leaves = {
-        n.removeprefix("param/"): torch.tensor(data[n], requires_grad=True) for n in data if n.startswith("param/")
-    }
+    leaves = {n[6:]: torch.tensor(data[n], requires_grad=True) for n in data if n.startswith("param/")}
     x = leaves["x"] = torch.tensor(data["x"], requires_grad=True)
     q, k, v = (
         torch.einsum("btm,mhd->bthd", x, leaves[f"{n}/kernel"]) + leaves[f"{n}/bias"] for n in ("query", "key", "value")

@@ -238,9 +238,7 @@ def test_edges_of_packed_sequences_are_read(function, edges):
 @pytest.mark.parametrize("small", [True, False], ids=["small tiles", "tiles"])
 @pytest.mark.parametrize("low", [-1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize(("op", "impl"), ALL)
-def test_a_bias_that_all_keys_of_a_query_share_changes_no_softmax(
-    problem, arguments, monkeypatch, op, impl, low, small
-):
+def test_a_bias_that_all_keys_of_a_query_share_changes_nothing(problem, arguments, monkeypatch, op, impl, low, small):
     """Other libraries hide keys by such a bias; a query of padding then has no other keys."""
     if not small:
         monkeypatch.undo()  # a tile then has keys that its query does not see

@@ -15,9 +15,7 @@ NETWORKS_IN_ORDER = NETWORKS[:2]
 VARIANTS = {
     **{op: [{}] for op in IMPLS},
     "linear": [{"normalise": n, "act": a} for n, a in itertools.product(NORMALISE, ACTS)],
-    "hyla": [
-        {"normalise": n, "act": a, "deep": deep} for n, a, deep in itertools.product(NORMALISE, ACTS, (False, True))
-    ],
+    "hyla": [{"normalise": n, "act": a, "deep": d} for n, a, d in itertools.product(NORMALISE, ACTS, (False, True))],
     "relational": [{"relation_act": a, **x} for a, x in itertools.product(RELATION_ACTS, RELATED)],
     "disentangled": [{"relation_act": a, "offset": o} for a, o in itertools.product(RELATION_ACTS, (False, True))],
     "abstractor": [{"act": a, "offset": o} for a, o in itertools.product(RELATION_ACTS, (False, True))],

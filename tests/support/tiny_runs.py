@@ -51,7 +51,9 @@ def before_batch(patch, kind, step, action):
     draw, waiting = kind.batch, [action]
 
     def batch(task, split, size, **options):
-        if split == "train" and options["step"] == step and waiting:
+        if (
+            split == "train" and size > 1 and options["step"] == step and waiting
+        ):  # one is drawn to see that it is there
             waiting.pop()()
         return draw(task, split, size, **options)
 

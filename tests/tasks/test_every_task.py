@@ -224,6 +224,8 @@ def test_unknown_splits_and_empty_batches_are_one_line(task):
             call("train", 0)
         with pytest.raises(ValueError, match=rf"^{class_name}: batch_size must be an integer but is 2.0$"):
             call("train", 2.0)
+    with pytest.raises(ValueError, match=rf"^{class_name}: step must be an integer but is 1.0$"):
+        task.batch("train", 4, seed=0, step=1.0)
     for name in ("functions", "rules", "pairs_of", "triples", "levels", "baselines"):
         if hasattr(task, name):
             with pytest.raises(ValueError, match=rf"^{class_name}: unknown split 'test'"):

@@ -37,10 +37,7 @@ REFUSED = {
         ({"data": "hub:c4", "limit": 9}, r"'hub:OWNER/NAME\[/CONFIG\]', not 'hub:c4'"),
         ({"data": "hub:allenai/c4"}, "limit is the bytes to take of a data set of the Hub; hub:allenai/c4 has None"),
         ({"limit": 9}, "limit is the bytes to take of a data set of the Hub; stdlib has 9"),
-        *(
-            ({"tokenizer": name}, "tokenizer must be 'bytes', 'bpe:N'")
-            for name in ("gpt2", "bpe:256", "bpe:many", "hub:")
-        ),
+        *(({"tokenizer": t}, "tokenizer must be 'bytes', 'bpe:N'") for t in ("gpt2", "bpe:256", "bpe:many", "hub:")),
     ],
 }
 

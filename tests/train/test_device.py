@@ -67,7 +67,7 @@ def test_two_threads_do_not_train_at_once(tiny, tmp_path, at_step):
 
     def meanwhile():
         try:
-            trainer.run(tiny(tmp_path / "second", seed=8), progress=False)
+            trainer.run(tiny(tmp_path / "second", seed=8), progress=False, again=True)
         except ValueError as error:
             errors.append(str(error))
 
@@ -76,8 +76,10 @@ def test_two_threads_do_not_train_at_once(tiny, tmp_path, at_step):
         thread.start()
         thread.join()
 
+    trainer.run(tiny(tmp_path / "second", seed=8), progress=False)
     at_step(3, start)
     trainer.run(tiny(tmp_path / "first"), progress=False)
+    assert (tmp_path / "second" / "result.json").exists()
     assert errors == ["train: another thread of this process trains a run; give each a process (polyhead sweep)"]
     start()
     assert len(errors) == 1

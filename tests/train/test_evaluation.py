@@ -60,6 +60,7 @@ def test_sequences_count_by_their_amounts():
         ("metrics", {"right": torch.ones(3)}, "its metric is 'accuracy', but its metrics are right$"),
         ("metrics", [0.5], r"metrics must be numbers \(3,\) by name but are a list$"),
         ("derived", [0.5], r"derived must be numbers by name but is \[0.5\]$"),
+        ("derived", {"accuracy": 0.9}, "derived must not be called 'accuracy'"),
         ("derived", {"size": "large"}, "derived must be numbers by name but is {'size': 'large'}$"),
     ],
 )
@@ -67,6 +68,9 @@ def test_scores_that_are_not_one_for_each_sequence_are_one_line(name, value, mes
     monkeypatch.setattr(Images, name, lambda *_: value)
     with pytest.raises(ValueError, match=f"^Images: .*{message}"):
         evaluate(Guess(), Images(), "iid", batches=1, batch_size=3)
+    for argument in ({"batches": 1.5}, {"batch_size": 0}, {"accumulate": None}, {"precision": "float16"}):
+        with pytest.raises(ValueError, match=rf"^train.evaluate: .*{next(iter(argument))}"):
+            evaluate(Guess(), Images(), "iid", **argument)
 
 
 @pytest.fixture

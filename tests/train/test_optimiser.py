@@ -12,7 +12,7 @@ from polyhead.train.optimiser import build, learning_rate, parameter_kinds
 
 def everything():
     """A model with every kind of parameter."""
-    ends, heads = (ph.Tokens(11), ph.Logits(11, bias=True)), (ph.Softmax(2), ph.Hyla(2, value_depth=2))
+    ends, heads = (ph.Tokens(11), ph.Logits(11, bias=True)), (ph.Softmax(2, sinks=True), ph.Hyla(2, value_depth=2))
     parts = {"feedforward": ph.Experts(experts=3, top_k=2, hidden=8), "positions": ph.RelativeBias(), "qk_norm": True}
     return ph.Transformer(ph.TransformerConfig(*ends, dim=16, layers=1, heads=heads, max_length=8, bias=True, **parts))
 
@@ -21,7 +21,8 @@ KINDS = {
     "embeddings": "inputs.table.weight",
     "relative_bias": "attention.relative.table",
     "qkv_biases": "attention.qkv.bias",
-    "biases": "attention.out.bias feedforward.up_bias feedforward.down_bias outputs.linear.bias",
+    "biases": "attention.out.bias feedforward.up_bias feedforward.down_bias outputs.linear.bias "
+    "attention.groups.0.sinks",
     "norms": "norm1.weight norm1.bias norm2.weight norm2.bias norm.weight norm.bias "
     + " ".join(f"attention.qk_norms.{i}.weight" for i in range(4)),
     "weights": "attention.qkv.weight attention.groups.1.value_weight attention.out.weight feedforward.gate.weight "

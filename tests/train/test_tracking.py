@@ -91,8 +91,8 @@ def test_callbacks_get_every_row_and_may_end_the_run(tiny, tmp_path):
         if row["step"] == 7:
             raise RuntimeError("enough")
 
-    with pytest.raises(ValueError, match="callbacks must be a list of functions, got <built-in function print>"):
-        ph.train.run(tiny(tmp_path / "b"), progress=False, callbacks=print)
+    with pytest.raises(ValueError, match="callbacks must be a list of functions, got <list_iterator"):
+        ph.train.run(tiny(tmp_path / "b"), progress=False, callbacks=iter([rows.append]))
     with pytest.raises(RuntimeError, match="enough"):
         ph.train.run(tiny(tmp_path / "b"), progress=False, callbacks=[end_at_seven])
     assert ph.train.run(tiny(tmp_path / "b"), progress=False, resume=True).steps == 12

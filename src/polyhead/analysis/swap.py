@@ -83,12 +83,11 @@ def mix_codes(
 
     >>> {row["share"]: row["donor"] for row in mix_codes(model, task)}
     """
-    for share in shares:
-        check_number("mix_codes", "shares", share)
 
     def mixtures(recipient: Codes, donor: Codes, generator: torch.Generator) -> dict[float, Codes]:
         codes = {}
         for share in shares:
+            check_number("mix_codes", "shares", share)
             codes[share] = list(map(partial(torch.lerp, weight=share), recipient, donor))
         return codes
 

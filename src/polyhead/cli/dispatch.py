@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     if argv is None:
         argv = sys.argv[1:]
-    trains = bool(argv) and argv[0] in ("train", "resume", "sweep")
+    # Common options may stand before the verb.
+    trains = not {"train", "resume", "sweep", "reproduce"}.isdisjoint(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a console without "²" shows "?"; standard error escapes it
     with safe_error_stream(), leaving() if trains else contextlib.nullcontext():

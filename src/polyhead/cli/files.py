@@ -50,7 +50,9 @@ def read_run(path: str, recipe: Callable[[str], Sequence["Run"]], outer: Sequenc
 
 def _merge(base: object, changes: object) -> object:
     """`base` with the fields in `changes`.  An object of another kind, a list or a number replaces the old value."""
-    if not isinstance(base, dict) or not isinstance(changes, dict) or changes.get("kind", base["kind"]) != base["kind"]:
+    if not isinstance(base, dict) or not isinstance(changes, dict):
+        return changes
+    if changes.get("kind") not in (None, base.get("kind")):
         return changes
     merged = dict(base)
     for name, value in changes.items():

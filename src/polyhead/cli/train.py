@@ -242,6 +242,8 @@ def train_runs(
 
     if len(runs) > 1 and devices != 1:
         raise ValueError(f"polyhead train: --devices is for one run but there are {len(runs)}")
+    if len(runs) == 1 and workers is not None:
+        raise ValueError("polyhead train: --workers is for several runs but there is 1; its processes are --devices")
     outcomes: Sequence[Result | Failure]
     if devices != 1:
         from polyhead.train import launch

@@ -54,6 +54,8 @@ def fill(caller: str, module: nn.Module, mappings: Sequence[TensorMapping], stat
         # A file may hold a shared tensor under only one of its keys.
         keys = [key for key in mapping.keys if key in state]
         value = state[keys[0]]
+        if not value.is_floating_point():  # codes of a quantised weight are not the weight
+            raise ValueError(f"{caller}: {keys[0]} must be floating but is {value.dtype}")
         for key in keys[1:]:
             if state[key].data_ptr() != value.data_ptr() and not torch.equal(state[key], value):
                 raise ValueError(f"{caller}: {keys[0]} and {key} are one tensor in the package but differ")

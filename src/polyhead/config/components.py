@@ -33,7 +33,7 @@ class RelativeBias(Closed):
 
     Attributes:
         buckets: Rows of the table; None: as many as positions, as in the HYLA paper's code.
-        max_distance: Larger distances share the last bucket; None: the number of positions.
+        max_distance: Beyond the nearer half, larger distances share a bucket; None: the number of positions.
         bidirectional: Keys after the query have buckets of their own; else they share bucket 0.
     """
 

@@ -229,7 +229,7 @@ class Disentangled(SymbolHeads):
     """Disentangled relational cross-attention: each head weights symbols by attention times its own relation.
 
     Attributes:
-        relation_dim: Width of the inner product; None: that of the queries.
+        relation_dim: Width of the inner product; None: that of the values.
         relation_act: Activation of relations: a name of `spec.RELATION_ACTS`.
         symmetric: Queries and keys of relations use one map.
     """

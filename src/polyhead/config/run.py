@@ -182,7 +182,7 @@ class Decay(Checked):
     """Which parameters weight decay applies to: always to weight matrices, to all others only if set here.
 
     Attributes:
-        biases: Biases of linear maps, except those of q, k and v.
+        biases: Biases of linear maps, except those of q, k and v; scores of sinks.
         qkv_biases: Biases of q, k and v.
         norms: Scales and biases of norms.
         relative_bias: Tables of relative bias.

@@ -46,7 +46,7 @@ def _class_of(data: Mapping[str, Any], known: Mapping[str, type], path: str, all
         return next(iter(choices.values()))
     kind = data["kind"]
     if isinstance(kind, str) and ":" in kind:
-        return extensions.find(kind, path)
+        return extensions.find(kind, path, allowed)
     if not choices:
         raise ValueError(f"{path}: kind {kind!r} is not among kinds (for tasks: kinds=polyhead.tasks.KINDS)")
     return choices[one_of(path, "kind", kind, choices)]

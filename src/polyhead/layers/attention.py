@@ -24,7 +24,7 @@ from polyhead.layers.heads.symbolic import symbol_group
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, leave_meta, rotary_tables
 from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weight, project, value_weights, widths_of
-from polyhead.layers.symbols import build_symbols
+from polyhead.layers.symbols import RelativeSymbols, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, tapped
 from polyhead.ops.call import AttentionCall, Masks, Packed, both
 from polyhead.ops.latent_code import at_least_float32, dense
@@ -332,6 +332,8 @@ class MultiHeadAttention(nn.Module):
         options["mask"] = call.real_keys(mask)
         outputs = []
         for source in self.symbols:
+            if isinstance(source, RelativeSymbols) and call.cu_seqlens is None:
+                source.check_reach(call.t, call.s, call.first_query)
             outputs.append(source(call.key_source, **options))
         by_group: list[Tensor | None] = [None] * len(self.groups)
         for i, index in enumerate(self.source_of):

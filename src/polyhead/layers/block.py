@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.cache import LayerCache, whole
+from polyhead.layers.call import check_pairs
 from polyhead.layers.device import Device, Placement
 from polyhead.layers.norms import LayerNorm, RMSNorm
 from polyhead.layers.taps import Taps
 from polyhead.ops.call import Packed
+from polyhead.ops.latent_code import of_pairs
 from polyhead.spec import NORM_ORDERS, NORMS
 from polyhead.spec.shapes import check_rate, one_of
 
@@ -155,14 +157,20 @@ class TransformerBlock(nn.Module):
         taps: list[Taps] | None,
     ) -> Tensor:
         """Self-attention of the last `tail` tokens of x to all of `source`, x after its norm, as cross-attention."""
+        # The whole mask and `keep` are checked before they are cut: rows of a wrong shape would be taken for others.
+        b, t = source.shape[:2]
+        is_of_tail = keep is not None and keep.shape[-2:-1] == (tail,)
+        check_pairs((b, self.attention.total_heads, t, t), mask, None, None if is_of_tail else keep)
+        if mask is not None:
+            mask = of_pairs(mask)
         num_rows = tail
         # A mask of keys (b 1 1 s) serves every query; one of pairs is cut to the rows of the tail.
-        if mask is not None and mask.ndim >= 2 and mask.shape[-2] > 1:
+        if mask is not None and mask.shape[-2] > 1:
             # A single row would be taken for a mask of keys, so at least two are computed.
             num_rows = max(tail, 2)
             mask = mask[..., -num_rows:, :]
         if keep is not None:
-            if keep.shape[-2] == tail:  # it may be that of the tail alone
+            if is_of_tail:
                 keep = keep.expand(*keep.shape[:-2], num_rows, -1)
             keep = keep[..., -num_rows:, :]
         first = source.shape[1] - num_rows

@@ -184,7 +184,7 @@ class LayerCache:
             return
         b, t = like.shape[:2]
         num_sequences = self.batch if self.length else b
-        if num_sequences not in (1, b) or (self.real is not None and self.real.shape[0] != b):
+        if num_sequences != b or (self.real is not None and self.real.shape[0] != b):
             raise ValueError(f"Cache: the number of sequences must be {num_sequences}, got {b}")
         if mask is not None and (mask.dtype != torch.bool or mask.shape != (b, t)):
             actual = f"{mask.dtype} {tuple(mask.shape)}"

@@ -143,6 +143,10 @@ def call_of(
     """
     if x.shape[-1] != layer.dim:
         raise ValueError(f"{LAYER}: m = {layer.dim} but x (b t m) = {tuple(x.shape)}")
+    if positions is not None:
+        if positions.is_floating_point():
+            raise ValueError(f"{LAYER}: positions must be integers but are {positions.dtype}")
+        positions = positions.long()  # distances of int8 are at most 127
     _check_exclusions(x, context, layer.causal, cu_seqlens, cache)
     if context is not None:
         return _cross_call(layer, x, context, positions, first, None if cache is None else cache.cross)

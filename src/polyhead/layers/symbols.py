@@ -300,6 +300,13 @@ class RelativeSymbols(SymbolModule):
             _check_length("RelativeSymbols", x, arguments, self.longest, ": give distance= to clip offsets")
         return self.table
 
+    def check_reach(self, t: int, s: int, first: int) -> None:
+        """Raise ValueError for an offset without a symbol; of t queries the first is at index `first` of s keys."""
+        largest = max(first + t, s - first) - 1
+        if self.longest is not None and t and s and largest >= self.longest:
+            text = f"offsets up to {largest} but max_length is {self.longest}: give distance= to clip offsets"
+            raise ValueError(f"RelativeSymbols: {text}")
+
 
 def _check_length(kind: str, x: Tensor, arguments: SymbolArguments, longest: int, advice: str = "") -> None:
     """Raise ValueError if a position that is counted exceeds `longest`."""

@@ -307,12 +307,17 @@ def build_output(end: config.Output, source: InputEnd, dim: int, **placement: Un
     """The output module of a configuration; tied logits share the table of the input module `source`.
 
     Raises:
-        ValueError: If tied logits find no table in `source`, or one of another size.
+        ValueError: If tied logits find no table in `source`, or one of another size, or have a bias; if others are
+            scaled.
     """
     if isinstance(end, config.Logits) and end.tied:
         if not isinstance(source, TokenInput) or source.table.num_embeddings != end.count:
             raise ValueError(f"Transformer: tied logits need Tokens({end.count}) as inputs")
+        if end.bias:
+            raise ValueError("Transformer: the token table as the map of logits has no bias, so tied needs bias=False")
         return TiedOutput(source, scaled=end.scaled)
+    if isinstance(end, config.Logits) and end.scaled:
+        raise ValueError("Transformer: scaled is for logits by the token table, so it needs tied=True")
     if isinstance(end, config.Classes):
         return ClassOutput(end, dim, **placement)
     size = end.count if isinstance(end, config.Logits) else end.size

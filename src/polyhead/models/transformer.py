@@ -79,6 +79,8 @@ class Transformer(nn.Module):
         if isinstance(settings.encoder, TransformerConfig):
             self.encoder = Transformer(settings.encoder, outputs=False, **placement)
         elif settings.encoder is not None:
+            if settings.encoder.outputs is not None:
+                raise ValueError("Transformer: an encoder returns its stream, so its outputs must be None")
             self.encoder = AbstractorModel(settings.encoder, **placement)
         self.inputs = build_input(settings.inputs, settings.dim, **placement)
         self.positions = input_positions(settings, **placement)

@@ -99,7 +99,9 @@ def check_shape(function: str, positions: Tensor, shape: tuple[int, ...]) -> Non
 
 
 def check_range(function: str, positions: Tensor, limit: int | None = None, name: str = "max_length") -> None:
-    """Raise ValueError unless positions lie in [0, limit).  Not checked where they cannot be read (`is_readable`)."""
+    """Raise ValueError unless positions are integers in [0, limit).  Their values are checked where `is_readable`."""
+    if positions.is_floating_point():
+        raise ValueError(f"{function}: positions must be integers but are {positions.dtype}")
     if not is_readable(positions) or not positions.numel():
         return
     low, high = map(int, positions.aminmax())

@@ -25,8 +25,7 @@ RULE = (
     "margin, by a one-sided t-test at 0.05 with Holm's correction over this page or its families of claims. No: the "
     "same test in the other direction passes. No difference: its 90 % interval lies within 0.02 of zero, which is the "
     "yes of a claim of no difference. Undecided: none of these, or fewer than five seeds, or a run without a finite "
-    "score. A verdict is about what was run here; a small scale is not the "
-    "paper's."
+    "score. A verdict is about what was run here; a small scale is not the paper's."
 )
 
 

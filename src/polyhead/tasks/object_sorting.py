@@ -161,9 +161,8 @@ def _vectors(seed: int, device: torch.device) -> Tensor:
     generator = seeded(seed, "object_sorting/product/vectors")
     first = torch.randn(ATTRIBUTES[0], generator=generator, dtype=torch.float32, device="cpu")
     second = torch.randn(ATTRIBUTES[1], generator=generator, dtype=torch.float32, device="cpu")
-    rows = torch.cartesian_prod(
-        torch.arange(len(first), device="cpu"), torch.arange(len(second), device="cpu")
-    )  # (n 2)
+    # All pairs of a row of `first` and a row of `second` (n 2).
+    rows = torch.cartesian_prod(torch.arange(len(first), device="cpu"), torch.arange(len(second), device="cpu"))
     return torch.cat((first[rows[:, 0]], second[rows[:, 1]]), dim=1).to(device)
 
 

@@ -69,8 +69,8 @@ def _check_lengths(name: str, settings: configs.Model | None, length: int) -> No
 
 
 def read_all(config: Run) -> None:
-    """Draw a sequence of every evaluated split, so that missing data are found now, not at the first evaluation."""
-    for split in config.train.evaluate:
+    """Draw a sequence of `train` and of every evaluated split, so that missing data are found now, not later."""
+    for split in dict.fromkeys(("train", *config.train.evaluate)):
         check_not_empty(config.task, split)
         _check_batch(type(config.task).__name__, config.task.batch(split, 1, seed=config.seed, step=0))
 

@@ -74,6 +74,13 @@ def usual_defaults() -> Iterator[None]:
 _training_lock = threading.RLock()
 
 
+def refuse_second_thread() -> None:
+    """Raise ValueError while another thread trains: the two would share random numbers."""
+    if not _training_lock.acquire(blocking=False):
+        raise ValueError("train: another thread of this process trains a run; give each a process (polyhead sweep)")
+    _training_lock.release()
+
+
 @contextlib.contextmanager
 def process(config: Run, device: torch.device | None = None) -> Iterator[torch.device]:
     """Set threads, determinism, precision, default dtype, default device and random state for a run; restore them.
@@ -85,8 +92,8 @@ def process(config: Run, device: torch.device | None = None) -> Iterator[torch.d
     """
     if device is None:
         device = pick_device(config.device)
-    if not _training_lock.acquire(blocking=False):
-        raise ValueError("train: another thread of this process trains a run; give each a process (polyhead sweep)")
+    refuse_second_thread()
+    _training_lock.acquire()
     # These settings are global: unless restored, they would change the caller's own work after the run.
     num_threads = torch.get_num_threads()
     is_strict = torch.are_deterministic_algorithms_enabled()

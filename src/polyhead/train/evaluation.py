@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from polyhead.layers.taps import looking
+from polyhead.spec.shapes import check_count, one_of
 from polyhead.tasks.base import Batch, Task, check_not_empty
 from polyhead.tasks.scores import Score
 from polyhead.train import parallel
@@ -39,7 +40,14 @@ def evaluate(
     Args:
         accumulate: The number of parts per batch, as in training.
         world: The processes that share the work.
+
+    Raises:
+        ValueError: For a split that is unknown or empty, an unknown precision, and numbers that are not integers of at
+            least 1.
     """
+    for name, number in (("batches", batches), ("batch_size", batch_size), ("accumulate", accumulate)):
+        check_count("train.evaluate", name, number)
+    one_of("train.evaluate", "precision", precision, ("fp32", "bf16", "fp16"))
     device, world = torch.device(device), world or World.alone()
     losses: list[Tensor] = []
     scored: list[Tensor] = []

@@ -18,7 +18,7 @@ from torch import nn
 from polyhead.config import Train
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.feedforward import MixtureOfExperts
-from polyhead.layers.heads.groups import HylaHeads
+from polyhead.layers.heads.groups import HylaHeads, SoftmaxHeads
 from polyhead.layers.heads.own import OwnHeads
 from polyhead.layers.heads.symbolic import RelationalHeads
 from polyhead.layers.norms import LayerNorm, RMSNorm
@@ -85,6 +85,8 @@ def _kind(owner: nn.Module, name: str, parameter: nn.Parameter, path: str) -> st
         return "weights" if parameter.ndim == 3 else "biases"  # stacked over experts: matrices (n f m), biases (n f)
     if isinstance(owner, (HylaHeads, RelationalHeads)):
         return "weights"
+    if isinstance(owner, SoftmaxHeads):  # the scores of sinks, which are added as a bias is
+        return "biases"
     if isinstance(owner, (LayerNorm, RMSNorm)):
         return "norms"
     if isinstance(owner, RelativePositionBias):

@@ -18,7 +18,7 @@ from polyhead.models.build import build
 from polyhead.spec.values import one_line
 from polyhead.train import optimiser
 from polyhead.train.checks import check, check_read_back, read_all
-from polyhead.train.device import environment, process
+from polyhead.train.device import environment, process, refuse_second_thread
 from polyhead.train.evaluation import evaluate_network
 from polyhead.train.messages import print_notice, safe_error_stream
 from polyhead.train.network import Network
@@ -71,7 +71,7 @@ def run(
         Interrupted: After Ctrl-C, SIGTERM, SIGHUP or SIGUSR1, with the run saved.
     """
     check_run("train.run", config)
-    if callable(callbacks) or not all(map(callable, callbacks)):
+    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise ValueError(f"train.run: callbacks must be a list of functions, got {callbacks!r:.60}")
     world, folder = World.here(config.device), folder_of(config)
     with safe_error_stream(), world.joined(), contextlib.ExitStack() as stack:
@@ -79,6 +79,7 @@ def run(
         problem = f"the {world.size} processes of one run have different runs; start each run by a step of its own"
         world.agree(values, f"train: {problem}")
         check(config, world.size)
+        refuse_second_thread()  # before anything is deleted
         if world.on_rank_zero(lambda: begin(config, folder, stack, resume, again)):
             result = read_result(folder)
             assert result is not None

@@ -115,6 +115,8 @@ def test_a_cache_is_cropped_repeated_and_cut_to_rows():
         cache.batch_select_indices(torch.tensor([3]))
         expected = model(torch.cat((ids[1:], ids[1:, :1]), 1)).logits[:, -1:]
         assert_close(model(ids[1:, :1], **{CACHE: cache}).logits, expected)
+        cache.crop(-99)  # more than there are
+        assert_close(model(ids[1:], **{CACHE: cache}).logits, model(ids[1:]).logits)
         make("sums")(ids[:1, :2], **{CACHE: sums})
     assert not sums.is_croppable  # although there are as many heads as tokens
 

@@ -90,7 +90,5 @@ def test_codes_are_their_attention_weights(kind):
 )
 def test_heads_with_what_the_model_has_already_are_refused(kind, heads):
     model = hf.swap_heads(make(kind), [1], heads)
-    with pytest.raises(
-        ValueError, match=r"^Softmax: the model has (softcap|sinks) of its own, so its heads must have none$"
-    ):
+    with pytest.raises(ValueError, match=r"^Softmax: the model has (softcap|sinks) of its own, so its heads must have"):
         model(tokens(1, 4))

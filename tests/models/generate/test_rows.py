@@ -134,24 +134,26 @@ def test_the_longest_context_is_max_length(changes):
 
 def test_mistakes_are_one_line_before_the_first_step():
     model, both = make(BASE), make(VARIANTS["encoder"])
-    vectors, wide, bidirectional = ({"inputs": ph.Vectors(3)}, {"outputs": ph.Logits(13)}, {"causal": False})
+    vectors, wide, two_ways = ({"inputs": ph.Vectors(3)}, {"outputs": ph.Logits(13)}, {"causal": False})
     for call, message in (
         (lambda: stream(model, [], steps=1), "there must be at least one prompt"),
         (lambda: stream(model, [[1], []], steps=1), "each prompt must have at least one token"),
         (lambda: stream(model, [[1.9]], steps=1), "prompts must be lists of whole numbers"),
         (lambda: stream(model, [[1, 12]], steps=1), "tokens must be 0 to 11, got 12"),
         (lambda: stream(model, [[1]], steps=1, top_p=2.0), "top_p must be above 0"),
-        (lambda: stream(model, [[1]], steps=0), "steps must be at least 1 but is 0"),
-        (lambda: stream(both, [[1]], steps=1), "the model has an encoder, so it wants a source"),
         (
-            lambda: stream(make(replace(BASE, **bidirectional)), [[1]], steps=1),
-            "the model must be causal between Tokens",
+            lambda: stream(model, [[1]], steps=1, stop="a"),
+            "stop must be tokens, got 'a'; for texts there is generate",
         ),
+        (lambda: stream(model.blocks[0], [[1]], steps=1), "the model must be a Transformer, got TransformerBlock"),
+        (lambda: stream(model, [[1]], steps=2.0), "steps must be an integer of at least 1 but is 2.0"),
+        (lambda: stream(both, [[1]], steps=1), "the model has an encoder, so it wants a source"),
+        (lambda: stream(make(replace(BASE, **two_ways)), [[1]], steps=1), "the model must be causal between Tokens"),
         (lambda: stream(make(replace(BASE, **vectors)), [[1]], steps=1), "the model must be causal between Tokens"),
         (lambda: stream(make(replace(BASE, **wide)), [[1]], steps=1), "the model knows 12 tokens but gives"),
     ):
         refused(call, f"^generate: {message}")
     refused(lambda: stream(model, [[1]], steps=1, source=torch.zeros(1, 1).long()), "it has no encoder")
-    for settings, layers in ((BASE, 3), (replace(BASE, **bidirectional), 1)):
+    for settings, layers in ((BASE, 3), (replace(BASE, **two_ways), 1)):
         message = f"a cache of 1 layers and causal=True go together, got {layers} layers and causal={settings.causal}"
         refused(functools.partial(make(settings), torch.zeros(1, 1).long(), cache=Cache(layers)), message)

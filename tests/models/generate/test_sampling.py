@@ -61,7 +61,7 @@ def test_a_row_has_a_stream_of_its_own():
 def test_mistakes_are_one_line():
     for options, message in (
         ({"temperature": math.nan}, "temperature must be at least 0 but is nan"),
-        ({"top_k": 0}, "top_k must be at least 1, or None, but is 0"),
+        ({"top_k": 0}, "top_k must be an integer of at least 1 but is 0"),
         ({"top_p": 1.5}, "top_p must be above 0 and at most 1, or None, but is 1.5"),
     ):
         refused(lambda options=options: SamplingOptions(**options), f"generate: {message}")

@@ -66,16 +66,14 @@ def test_all_pairs_are_those_of_the_reference(causal: bool, window: int | None, 
             for name, matrices in (("code", expected_group.attention), ("relations", expected_group.relations)):
                 assert (group[name] is None) == (matrices is None)
                 if matrices is not None:
-                    unpacked_numbers = unpacked(group[name], numbers, len(i))
-                    np.testing.assert_allclose(unpacked_numbers, matrices[:, i, j], atol=group[name]["limit"] / 125)
+                    restored = unpacked(group[name], numbers, len(i))
+                    np.testing.assert_allclose(restored, matrices[:, i, j], atol=group[name]["limit"] / 125)
                     assert np.abs(matrices[:, i, j]).max() > 0.5
-                    stored += unpacked_numbers.size
+                    stored += restored.size
             if group["symbols"]:
-                unpacked_numbers = unpacked(group["symbols"], numbers, t * 5).reshape(-1, t, 5)
-                np.testing.assert_allclose(
-                    unpacked_numbers, expected_group.assignments.transpose(1, 0, 2), atol=1 / 250
-                )
-                stored += unpacked_numbers.size
+                restored = unpacked(group["symbols"], numbers, t * 5).reshape(-1, t, 5)
+                np.testing.assert_allclose(restored, expected_group.assignments.transpose(1, 0, 2), atol=1 / 250)
+                stored += restored.size
             assert (group["hidden"] is not None) == hidden.any()
             if group["hidden"]:
                 start = group["hidden"]["start"]
@@ -149,9 +147,7 @@ def test_the_equations_of_a_page_are_those_of_its_model(heads: Any, options: dic
 def test_no_token_ends_a_script(tmp_path: pathlib.Path) -> None:
     taps = capture(model_of((ph.Hyla(2),)), batch_of("abc"))
     tokens = ["</script><script>hacked()</script>", "<!--<script>", "]]> &lt; \u2028 \ud800"]
-    path = explore.write(
-        taps, tokens, tmp_path / "page.html", title="</title><script>hacked()</script>", progress=False
-    )
+    path = explore.write(taps, tokens, tmp_path / "page.html", title="</title><script>hack()</script>", progress=False)
     assert read_page(path)[0]["tokens"] == [visible_text(token) for token in tokens]
     page = path.read_text()
     assert "<script>hacked" not in page

@@ -76,9 +76,7 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_saved(tiny, tmp_path, stopp
 
 # -------------------------------------------------------------------------------------------------------------- damage
 @pytest.mark.parametrize("fault", ["truncated", "empty", "flipped", "flipped digit", "missing"])
-def test_a_damaged_newest_checkpoint_is_left_for_the_one_before(
-    tiny, tmp_path, stopped_run, uninterrupted, capsys, fault
-):
+def test_a_damaged_last_checkpoint_is_left_for_an_older_one(tiny, tmp_path, stopped_run, uninterrupted, capsys, fault):
     copied(stopped_run, tmp_path)
     damage(tmp_path / "checkpoint.safetensors", fault)
     run(tiny(tmp_path), progress=False, resume=True)

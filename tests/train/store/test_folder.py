@@ -11,6 +11,7 @@ from run_folders import copied, damage, rows, same
 from tiny_runs import tiny
 
 import polyhead as ph
+from polyhead.tasks import record
 from polyhead.train import read_config, read_result, run
 from polyhead.train.network import Network
 from polyhead.train.store import folder
@@ -100,9 +101,10 @@ def test_nothing_is_written_through_a_link_of_a_stranger(tmp_path, stopped_run):
     copied(stopped_run, tmp_path / "run")
     precious = tmp_path / "precious"
     precious.write_text("mine")
-    for name in ("metrics.jsonl", "config.json", "result.json"):
+    for name in ("metrics.jsonl", "config.json", "result.json", "data.json"):
         (tmp_path / "run" / f"{name}.partial").symlink_to(precious)
     run(tiny(tmp_path / "run"), progress=False, resume=True)
+    record.write(tmp_path / "run" / "data.json", b"{}")
     assert precious.read_text() == "mine"
 
 

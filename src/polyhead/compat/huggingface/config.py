@@ -23,7 +23,6 @@ class PolyheadConfig(transformers.PretrainedConfig):
     """
 
     model_type = "polyhead"
-    has_no_defaults_at_init = True
 
     def __init__(self, transformer: Any = None, **others: Any) -> None:
         if not isinstance(transformer, configs.TransformerConfig):

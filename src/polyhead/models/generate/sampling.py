@@ -13,6 +13,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from polyhead.spec.shapes import check_count
+
 # The seeds of the rows' random streams are below this number.
 STREAM = 2**62
 
@@ -43,8 +45,8 @@ class SamplingOptions:
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
             raise ValueError(f"generate: temperature must be at least 0 but is {self.temperature}")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"generate: top_k must be at least 1, or None, but is {self.top_k}")
+        if self.top_k is not None:
+            check_count("generate", "top_k", self.top_k)
         if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
             raise ValueError(f"generate: top_p must be above 0 and at most 1, or None, but is {self.top_p}")
 

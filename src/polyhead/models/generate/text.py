@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, Unpack, runtime_checkable
 
 from polyhead import config
-from polyhead.models.generate.tokens import Decoding, stream
+from polyhead.models.generate.tokens import Decoding, check_model, stream
 from polyhead.models.transformer import Transformer
 
 # The last character of a decoded text whose last bytes are an incomplete character.
@@ -76,6 +76,7 @@ def stream_text(
         raise ValueError("generate: prompts must be a list of texts, got one text")
     if not all(stops):
         raise ValueError("generate: a stop string must not be empty")
+    check_model(model)
     assert isinstance(model.config.inputs, config.Tokens)
     if codec.count != model.config.inputs.count:
         expected = model.config.inputs.count

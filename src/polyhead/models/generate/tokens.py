@@ -19,6 +19,7 @@ from polyhead.layers.cache import Cache
 from polyhead.layers.taps import looking
 from polyhead.models.generate.sampling import SamplingOptions, row_draws
 from polyhead.models.transformer import Transformer
+from polyhead.spec.shapes import check_count
 
 Prompts = Sequence[Sequence[int]] | Int[Tensor, "b t"]
 
@@ -86,9 +87,12 @@ def stream(
         ValueError: Before the first step, unless the model is causal, reads tokens, and returns logits over the same
             tokens.  Also for an encoder without a source, and if a prompt and `steps` exceed the model's positions.
     """
-    _check_model(model, steps)
+    check_model(model)
+    check_count("generate", "steps", steps)
     if isinstance(stop, (int, numbers.Integral)):  # NumPy's, too
         stop = (int(stop),)
+    if isinstance(stop, str):
+        raise ValueError(f"generate: stop must be tokens, got {stop!r:.60}; for texts there is generate_text")
     stops = tuple(map(operator.index, stop))
     choice = SamplingOptions(temperature, top_k, top_p)
     padded = left_padded(prompts, model)
@@ -203,8 +207,10 @@ def left_padded(prompts: Prompts, model: Transformer) -> Padded:
     return Padded(tokens.to(device), real.to(device), positions.to(device))
 
 
-def _check_model(model: Transformer, steps: int) -> None:
-    """Raise ValueError unless the model can generate `steps` tokens."""
+def check_model(model: Transformer) -> None:
+    """Raise ValueError unless the model can generate tokens."""
+    if not isinstance(model, Transformer):
+        raise ValueError(f"generate: the model must be a Transformer, got {type(model).__name__}")
     ends = (model.config.inputs, model.config.outputs)
     if not (isinstance(ends[0], config.Tokens) and isinstance(ends[1], config.Logits) and model.config.causal):
         raise ValueError(
@@ -213,8 +219,6 @@ def _check_model(model: Transformer, steps: int) -> None:
         )
     if ends[0].count < ends[1].count:
         raise ValueError(f"generate: the model knows {ends[0].count} tokens but gives logits of {ends[1].count}")
-    if steps < 1:
-        raise ValueError(f"generate: steps must be at least 1 but is {steps}")
 
 
 def check_length(settings: config.TransformerConfig, prompt: int, steps: int) -> None:

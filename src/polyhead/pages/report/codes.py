@@ -135,9 +135,14 @@ def code_sections(analyses: Sequence[Analysis], draft: Draft) -> list[Section]:
     sections = [probes, _heads_section(analyses, firsts, draft)]
     if any(analysis.swaps for analysis in analyses):
         sections.append(_swaps_section(analyses))
+    keys = "attending to itself"
+    if "last_row" in views(task):
+        keys += " or, as last_row, to its row of panels, columns not permuted"
+    context = ""
+    if hasattr(task, "inputs"):
+        context = "All sequences share one context. "
     explanation = (
-        f"Each point is the code of the last token in one of {POINTS:,} sequences of {unseen}, attending to itself or, "
-        "as last_row, to its row of a Raven matrix. All sequences of fuzzy logic share one context. "
+        f"Each point is the code of the last token in one of {POINTS:,} sequences of {unseen}, {keys}. {context}"
         f"Clusters that follow the {part} rather than the target mean that the code says what to compute."
     )
     details = map_details(firsts.values(), draft)

@@ -48,6 +48,7 @@ def sweep(
     if workers is not None:
         check_number("sweep", "workers", workers, 1)
     folders = prepare("sweep", runs, folder)
+    runs = list(runs)  # the values of a dictionary, for example
     jobs = []
     for run, run_folder, label in zip(runs, folders, labels(runs), strict=True):
         jobs.append(Job(replace(run, folder=None), run_folder, label))

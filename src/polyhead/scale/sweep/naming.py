@@ -11,9 +11,14 @@ from polyhead.spec.values import flat
 MAX_FIELDS = 5
 """Runs that differ in more fields are named by digest."""
 
+COLUMNS = ("run", "state", "step", "parameters", "seconds", "folder")
+"""Columns of a table of runs beside their settings."""
+
 
 def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Return the fields in which runs differ, with their values.  A field is named by its last word if it is unique.
+    """Return the fields in which runs differ, with their values.
+
+    A field is named by its last word if no other field and no column is.
 
     Heads of different kinds or numbers are one field, heads=softmax:4+hyla:4, beside their options other than defaults.
     """
@@ -34,7 +39,7 @@ def differing(runs: Sequence[Run]) -> list[dict[str, Any]]:
             varying[name] = name.rpartition(".")[2]
     words_of_names = list(varying.values())
     for name, word in varying.items():
-        if words_of_names.count(word) > 1:
+        if words_of_names.count(word) > 1 or word in COLUMNS:
             varying[name] = name
     rows = []
     for fields in fields_of_runs:
