@@ -114,6 +114,7 @@ MISTAKES = {
     "cs336.load: a state dict must come, got a list": lambda: cs336.load([], heads=2, theta=1e4, context=8),
     "must be a floating matrix, got torch.float32 torch.Size([50])": lambda: loading(changes={TABLE: torch.zeros(50)}),
     "must be a floating matrix, got torch.int64": lambda: loading(changes={TABLE: torch.ones(50, 16).long()}),
+    f"cs336.load: {DOWN} must be floating but is": lambda: loading(changes={DOWN: torch.ones(16, 64).long()}),
     "transformer_lm: tokens must be of a": lambda: textbook.transformer_lm(torch.ones(3).byte(), {}, 1, 1),
     "num_heads must divide d_model = 16 but is 2.0": lambda: cs336.MultiHeadSelfAttention(16, 2.0),
     "token_positions need max_seq_len and theta": lambda: cs336.MultiHeadSelfAttention(8, 2)(X, torch.arange(3)),

@@ -21,7 +21,7 @@ import os, signal, sys
 import polyhead as ph
 from polyhead.cli.dispatch import main
 ph.tasks.FuzzyLogic.batch = lambda *arguments, **more: os.kill(os.getpid(), signal.SIGTERM)
-sys.exit(main(["train", sys.argv[1], "--folder", sys.argv[2]]))
+sys.exit(main(["--quiet", "train", sys.argv[1], "--folder", sys.argv[2]]))
 """
 
 DURING_A_WRITE = """

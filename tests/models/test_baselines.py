@@ -1,6 +1,7 @@
 """CoRelNet, PrediNet and the original Abstractor: equality to loops, use as an encoder, padding, bad input."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -117,6 +118,8 @@ def test_a_decoder_reads_the_abstract_states():
     assert [layer.name for layer in taps] == ["encoder 0", "decoder 0", "cross 0", "decoder 1", "cross 1"]
     task.loss(outputs, batch).backward()
     assert model.encoder.symbols.table.grad.abs().sum() > 0
+    settings = replace(model.config, encoder=replace(encoder, outputs=ph.Classes(2)))
+    refused(lambda: build(settings), "an encoder returns its stream, so its outputs must be None")
 
 
 # ------------------------------------------------------------------------------------------ bad input

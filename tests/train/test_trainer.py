@@ -171,7 +171,7 @@ def test_a_batch_of_a_task_of_ones_own_is_checked_before_training(tiny, tmp_path
 
     monkeypatch.setattr(ph.tasks.FuzzyLogic, "sample", changed)
     with pytest.raises(ValueError, match=re.escape(f"FuzzyLogic: {text}")):
-        run(tiny(tmp_path), progress=False)
+        run(tiny(tmp_path, evaluate=()), progress=False)
     assert not (tmp_path / "metrics.jsonl").exists()
 
 

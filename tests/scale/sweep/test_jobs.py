@@ -33,7 +33,7 @@ def runs(tiny):
 )
 def test_a_worker_that_ends_without_a_result_fails_alone(runs, tmp_path, code, error):
     engine = Fake({1: code})
-    outcomes = sweep(runs, tmp_path, engine=engine, progress=False)
+    outcomes = sweep(dict(enumerate(runs)).values(), tmp_path, engine=engine, progress=False)
     assert [isinstance(outcome, Result) for outcome in outcomes] == [True, False, True]
     folder = tmp_path / f"tiny-{ph.digest(runs[1])}"
     assert outcomes[1] == Failure("seed=1", folder, code, error)
