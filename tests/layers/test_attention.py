@@ -124,6 +124,7 @@ def test_dropout_keeps_the_mean_in_bfloat16(monkeypatch, autocast):
 KEEP = "keep must be (b|1 h|1 t s), here (2, 4, 5, 5), but is "
 ERRORS = {
     "wrong width": (lambda a, x: a(x[..., :3]), "m = 48 but x (b t m) = (2, 5, 3)"),
+    "unread symbols": (lambda a, x: a(x, symbols=x), "its heads read no symbols, so symbols must be None"),
     "wrong dtype": (lambda a, x: a(x, x.float()), "must be torch.float64, as its weights, but is torch.float32"),
     "context of another batch": (lambda a, x: a(x, x[:1]), "b = 2 in x but 1 in context (b s m) = (1, 5, 48)"),
     "float mask": (

@@ -82,6 +82,7 @@ def test_mistakes_are_one_line():
         (lambda: block(x, tail=7), r"tail must be 1 to 6 \(the positions\) but is 7"),
         (lambda: block(x, x), "context must be None"),
         (lambda: block(x, context_mask=torch.ones(1, dtype=bool)), "context_mask must come with a context"),
+        (lambda: block(x, context_symbols=x), "context_symbols must come with a context"),
         (lambda: decoder(x), "context must be given"),
         (lambda: make(cross=whole), "cross-attention with network='sequence' would read later queries"),
         (lambda: make(norm_order="prae"), r"unknown norm_order 'prae'; did you mean 'pre'\?"),

@@ -71,8 +71,9 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         check_count("MultiHeadAttention", "dim", dim)
         check_count("MultiHeadAttention", "max_length", max_length)
-        if not isinstance(causal, bool):  # "no" would count as True
-            raise ValueError(f"MultiHeadAttention: causal must be True or False but is {causal!r}")
+        for name, value in {"causal": causal, "bias": bias, "qk_norm": qk_norm}.items():
+            if not isinstance(value, bool):  # "no" would count as True
+                raise ValueError(f"MultiHeadAttention: {name} must be True or False but is {value!r}")
         check_rate("MultiHeadAttention", dropout)
         placement = Placement(device=device, dtype=dtype)
         heads = config.head_list("MultiHeadAttention", heads)
@@ -319,6 +320,8 @@ class MultiHeadAttention(nn.Module):
     ) -> Sequence[Tensor | None]:
         """The symbols of the new keys, for each group: given ones, or those of the layer's own sources."""
         needs_symbols = any(dim is not None for dim in self.symbol_dims)
+        if symbols is not None and not needs_symbols:
+            raise ValueError("MultiHeadAttention: its heads read no symbols, so symbols must be None")
         if not needs_symbols or not call.computes_keys:
             return [None] * len(self.groups)
         if symbols is not None:

@@ -109,7 +109,7 @@ class TransformerBlock(nn.Module):
             context_symbols: The symbols of the context.
             cu_seqlens: Edges of packed sequences in x, see `MultiHeadAttention`; they exclude a context and a tail.
         """
-        self._check(x, context, context_mask, cu_seqlens, tail)
+        self._check(x, context, context_mask, context_symbols, cu_seqlens, tail)
         num_outputs = x.shape[1] if tail is None else tail
         with whole(cache):
             source = self._before(x, self.norm1)
@@ -187,6 +187,7 @@ class TransformerBlock(nn.Module):
         x: Tensor,
         context: Tensor | None,
         context_mask: Tensor | None,
+        context_symbols: Symbols,
         cu_seqlens: Tensor | None,
         tail: int | None,
     ) -> None:
@@ -194,8 +195,9 @@ class TransformerBlock(nn.Module):
             raise ValueError("TransformerBlock: context must be None, as this block has no cross-attention")
         if context is None and self.cross is not None:
             raise ValueError("TransformerBlock: context must be given, as this block has cross-attention")
-        if context is None and context_mask is not None:
-            raise ValueError("TransformerBlock: context_mask must come with a context")
+        for name, of_context in {"context_mask": context_mask, "context_symbols": context_symbols}.items():
+            if context is None and of_context is not None:
+                raise ValueError(f"TransformerBlock: {name} must come with a context")
         if cu_seqlens is not None and (context is not None or tail is not None):
             name = "context" if tail is None else "tail"
             raise ValueError(f"TransformerBlock: with cu_seqlens x is several sequences, so {name} must be None")

@@ -20,7 +20,7 @@ from polyhead.config import SymbolHeads, SymbolicAttention, TransformerConfig
 from polyhead.config.mechanisms import MECHANISMS
 from polyhead.layers.attention import MultiHeadAttention, Positions
 from polyhead.layers.block import TransformerBlock, build_norm
-from polyhead.layers.cache import Cache, LayerCache, whole
+from polyhead.layers.cache import Cache, whole
 from polyhead.layers.device import Device, Placement
 from polyhead.layers.feedforward import MixtureOfExperts, build_feedforward
 from polyhead.layers.positions import LearnedPositions, SinusoidalPositions, leave_meta, places_in, rotary_tables
@@ -264,10 +264,10 @@ class Transformer(nn.Module):
             )
         if tail is not None and self._pools:
             raise ValueError(f"Transformer: a class is read off all positions, so tail must be None but is {tail}")
+        if cache is not None and not isinstance(cache, Cache):
+            raise ValueError(f"Transformer: cache must be a Cache but is a {type(cache).__name__}")
         if cache is not None and cache.length and self._pools:
             raise ValueError(f"Transformer: a class is read off all positions, but {cache.length} are in the cache")
-        if isinstance(cache, LayerCache):
-            raise ValueError("Transformer: cache must be a Cache, got the entry of one layer")
         if cache is not None and (len(cache) != len(self.blocks) or not self.config.causal):
             raise ValueError(
                 f"Transformer: a cache of {len(self.blocks)} layers and causal=True go together, "
