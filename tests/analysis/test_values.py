@@ -19,13 +19,9 @@ from polyhead.tasks.base import Batch
 
 T, DIM = 8, 12
 
-MIXED = [
-    ph.Softmax(2, dim=3, value_dim=5),
-    ph.Hyla(3, dim=2, value_dim=4),
-    ph.Linear(2, dim=4, value_dim=2, act="relu"),
-]
+MIX = [ph.Softmax(2, dim=3, value_dim=5), ph.Hyla(3, dim=2, value_dim=4), ph.Linear(2, dim=4, value_dim=2, act="relu")]
 MIXTURES = {
-    "mixture": MIXED,
+    "mixture": MIX,
     "mixture, shared values": [ph.Softmax(4, dim=3, value_dim=5, kv_heads=2), ph.Hyla(3, dim=2, value_dim=4)],
     "linear act, shared values": [ph.Linear(4, act="relu", kv_heads=2)],
     "hyla deep, shared values": [ph.Hyla(4, value_depth=2, kv_heads=2, act="silu")],
@@ -124,7 +120,7 @@ def test_capture_reads_all_layers_without_dropout_and_leaves_the_modes(monkeypat
 )
 def test_mistakes_are_one_line(call: Callable, message: str) -> None:
     with refusing(message):
-        call(tap(layer(MIXED), torch.randn(2, T, DIM, dtype=torch.float64)))
+        call(tap(layer(MIX), torch.randn(2, T, DIM, dtype=torch.float64)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -30,7 +30,8 @@ def cosine(monkeypatch):
 
 
 def test_these_keep_every_promise(cosine):
-    for mechanism in (cosine(4, kv_heads=2), ph.Hyla(2), ph.Relational(2)):
+    neighbours = ph.RelationalSymbols()
+    for mechanism in (cosine(4, kv_heads=2), ph.Hyla(2), ph.Relational(2), ph.Relational(2, symbols=neighbours)):
         ph.testing.check(mechanism)
 
 

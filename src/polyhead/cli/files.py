@@ -121,11 +121,15 @@ def read_heads(text: str, caller: str, like: "Sequence[Mechanism]" = ()) -> "tup
     for word in text.replace("+", ",").split(","):
         name, colon, count = word.strip().partition(":")
         mechanism = kinds[one_of(caller, "mechanism", name.lower(), kinds)]
-        group = mechanism()
+        options: dict[str, Any] = {}
         if colon:
             if not (count.isascii() and count.isdecimal()):
                 raise ValueError(f"{caller}: {word.strip()}: the number of heads must be an integer, got {count!r}")
-            group = mechanism(int(count))
+            options["heads"] = int(count)
+        try:
+            group = mechanism(**options)
+        except TypeError as error:  # a user's mechanism with a field that has no default
+            raise ValueError(f"{caller}: {word.strip()}: {error}; give these heads in a file") from error
         changes = {}
         for field, value in common.items():
             if hasattr(group, field):

@@ -29,7 +29,7 @@ def batch_of(inputs: Tensor, labels: Tensor, latents: dict[str, Tensor]) -> Batc
 
 def exact(right: Tensor) -> Score:
     """A baseline that is known exactly: its mean over all examples of the split (n)."""
-    return Score(right.mean().item(), 0.0, 0)
+    return Score(right.mean().item())
 
 
 @dataclass(frozen=True)
@@ -57,4 +57,4 @@ class Classification(Task):
     def baselines(self, split: str, *, sequences: int = 2000, seed: int = 0) -> dict[str, Score]:
         """The exact score of guessing with all classes equally likely."""
         check_baselines(self, split, sequences)
-        return {"chance": Score(1 / self.ends[1].count, 0.0, 0)}
+        return {"chance": Score(1 / self.ends[1].count)}

@@ -144,7 +144,7 @@ class ObjectSorting(Task):
         objects = nearest(batch.source, self.vectors())  # type: ignore[arg-type]
         in_order = objects.take_along_dim(batch.targets, dim=1)  # (b t)
         return {
-            "chance": Score(1 / math.factorial(self.length), 0.0, 0),
+            "chance": Score(1 / math.factorial(self.length)),
             "known_objects": Score.of(ascending(means[in_order])),
         }
 

@@ -36,17 +36,16 @@ def keep(
     If the file says that the run in the folder was begun with other data, raises OtherData; with another tokenizer,
     ValueError.  A file with the same entries is left alone.
     """
-    kinds: list[tuple[type[ValueError], str, tuple[str, ...], str]] = []
     if text:
-        tokenizer_digest = text["tokenizer"]["digest"]
-        kinds.append((ValueError, "another tokenizer", ("tokenizer", "digest"), tokenizer_digest))
-    kinds.append((OtherData, "another text" if text else "other data", ("fingerprint",), data_digest))
-    before = None
-    for error, difference, keys, now in kinds:
-        before = recorded(caller, folder, *keys)
-        if before not in (None, now):
-            raise error(f"{caller}: {folder} was begun with {difference} of {data} ({before}, not {now})")
-    if before is not None:
+        earlier, current = recorded(caller, folder, "tokenizer", "digest"), text["tokenizer"]["digest"]
+        if earlier not in (None, current):
+            difference = f"another tokenizer of {data} ({earlier}, not {current})"
+            raise ValueError(f"{caller}: {folder} was begun with {difference}")
+    earlier = recorded(caller, folder, "fingerprint")
+    if earlier not in (None, data_digest):
+        noun = "another text" if text else "other data"
+        raise OtherData(f"{caller}: {folder} was begun with {noun} of {data} ({earlier}, not {data_digest})")
+    if earlier is not None:
         return
     content = {"data": data, "fingerprint": data_digest, **(text or {})}
     write(pathlib.Path(folder, RECORD), json.dumps(content, indent=2).encode() + b"\n")

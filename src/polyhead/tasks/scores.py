@@ -41,11 +41,14 @@ def token_guesses(outputs: Tensor | LazyLogitsLike) -> Tensor:
 
 @dataclass(frozen=True)
 class Score:
-    """A metric over `count` sequences: its mean and the standard error of that mean."""
+    """A metric over `count` sequences: its mean and the standard error of that mean.
+
+    `Score(mean)` is a number that no sampling made, such as chance.
+    """
 
     mean: float
-    standard_error: float
-    count: int
+    standard_error: float = 0.0
+    count: int = 0
 
     @classmethod
     def of(cls, values: Tensor, *, amounts: Tensor | None = None) -> "Score":

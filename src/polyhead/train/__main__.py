@@ -58,8 +58,10 @@ def _report(path: pathlib.Path | None, text: str) -> None:
 
     if speaks():
         print_notice(f"polyhead: {text}")
-        if path is not None and (path.is_dir() or path.name == "config.json"):
-            write_failure(path if path.is_dir() else path.parent, text)
+        if path is not None:
+            folder = path if path.is_dir() else path.parent
+            if (folder / "config.json").exists():  # or it is no run
+                write_failure(folder, text)
 
 
 if __name__ == "__main__":

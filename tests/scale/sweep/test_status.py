@@ -49,4 +49,6 @@ def test_a_worker_notes_how_it_ended(tiny, tmp_path, at_step, capsys):
     assert failed.detail.startswith("train: the loss of bad is nan at step 2; ")
     assert main([str(folder_in_sweep(runs[1], tmp_path))]) == 0
     assert not (folder_in_sweep(runs[1], tmp_path) / FAILURE).exists()
-    assert capsys.readouterr().err.count("polyhead: ") == 3
+    assert main([str(tmp_path)]) == MISTAKE
+    assert not (tmp_path / FAILURE).exists()  # a folder without config.json is no run
+    assert capsys.readouterr().err.count("polyhead: ") == 4

@@ -38,7 +38,7 @@ def baselines(task: Sraven, split: str, *, sequences: int = 2000, seed: int = 0)
             values["ceiling"], _ = bayes(panels, task)
         return values
 
-    table = {"chance": Score(float(task.values) ** -task.features, 0.0, 0)}
+    table = {"chance": Score(float(task.values) ** -task.features)}
     return table | scores_in_parts(score, task, split, sequences, seed, size=CHUNK)
 
 

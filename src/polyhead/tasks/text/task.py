@@ -214,7 +214,7 @@ class Text(Task):
         if len(tokens) < len(self._tokens(split)) - 1:  # a part may have more bytes per token than the whole
             size = len(data)
         compressed = {"zlib": zlib.compress(data, 9), "lzma": lzma.compress(data, preset=9)}
-        return {name: Score(8 * len(result) / size, 0.0, 0) for name, result in compressed.items()}
+        return {name: Score(8 * len(result) / size) for name, result in compressed.items()}
 
     def token_names(self, batch: Batch, *, source: bool = False) -> tuple[str, ...]:
         return tuple(self.class_name("answer", token) for token in batch.inputs[0].tolist())
