@@ -222,7 +222,7 @@ class Records:
         head = list(cells[0])
         lines = [" | ".join(head), "|".join(["---"] * len(head))]
         for row in cells:
-            lines.append(" | ".join(row.values()).replace("\n", " "))
+            lines.append(" | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in row.values()))
         return "| " + " |\n| ".join(lines) + " |\n"
 
 
