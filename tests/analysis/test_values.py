@@ -50,9 +50,7 @@ QUERIES = [0, 2, 3]
 
 
 def rebuilt(taps: ph.Taps, sample: int) -> torch.Tensor:
-    """The layer's output from its value networks, matrices applied by hand: sum over keys and groups, plus the output
-    bias.
-    """
+    """The layer's output from its value networks, by hand: the sum over keys and groups, plus the output bias."""
     rows = []
     for i in QUERIES:
         total = torch.zeros_like(taps.x[sample, 0]) if taps.b_out is None else taps.b_out.clone()
@@ -73,6 +71,9 @@ def test_value_networks_summed_over_keys_are_the_layer(name: str) -> None:
     taps = tap(attention, torch.randn(2, T, DIM, dtype=torch.float64))
     with torch.no_grad():
         torch.testing.assert_close(rebuilt(taps, 1), taps.output[1, QUERIES], rtol=1e-9, atol=1e-9)
+    attention.qkv, attention.out = torch.nn.Sequential(attention.qkv), torch.nn.Sequential(attention.out)
+    wrapped = tap(attention, taps.x)
+    torch.testing.assert_close(rebuilt(wrapped, 1), rebuilt(taps, 1), rtol=1e-9, atol=1e-9)
 
 
 def test_cross_attention_and_no_biases() -> None:

@@ -127,10 +127,7 @@ ERRORS = {
     "unread symbols": (lambda a, x: a(x, symbols=x), "its heads read no symbols, so symbols must be None"),
     "wrong dtype": (lambda a, x: a(x, x.float()), "must be torch.float64, as its weights, but is torch.float32"),
     "context of another batch": (lambda a, x: a(x, x[:1]), "b = 2 in x but 1 in context (b s m) = (1, 5, 48)"),
-    "float mask": (
-        lambda a, x: a(x, mask=torch.ones(5, 5)),
-        "boolean, True where attention is allowed, but is torch.f",
-    ),
+    "floats": (lambda a, x: a(x, mask=torch.ones(5, 5)), "boolean, True where attention is allowed, but is torch.f"),
     "mask of the wrong size": (lambda a, x: a(x, mask=torch.ones(4, 5).bool()), "to (b h t s) = (2, 4, 5, 5)"),
     "keep without its queries": (lambda a, x: a(x, keep=torch.ones(1, 4, 1, 1, dtype=F64)), f"{KEEP}(1, 4, 1, 1)"),
     "keep of other heads": (lambda a, x: a(x, keep=torch.ones(2, 3, 5, 5, dtype=F64)), f"{KEEP}(2, 3, 5, 5)"),

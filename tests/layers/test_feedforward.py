@@ -36,6 +36,8 @@ def test_an_mlp_is_its_equation(act, bias):
     up, down = (mlp.up.bias, mlp.down.bias) if bias else (0, 0)
     expected = ACTS[act](x @ mlp.up.weight.T + up) @ mlp.down.weight.T + down
     torch.testing.assert_close(mlp(x), expected, atol=1e-12, rtol=0)
+    mlp.up = torch.nn.Sequential(mlp.up)  # a wrapper, which has no in_features
+    torch.testing.assert_close(mlp(x), expected, atol=1e-12, rtol=0)
     assert len(list(mlp.parameters())) == (4 if bias else 2)
     assert MlpLayer(6).up.weight.shape == (24, 6)
 
@@ -47,7 +49,10 @@ def test_swiglu_is_its_equation_and_64_divides_its_width(bias):
     x = draw(2, 3, 6, seed=9)
     b1, b2, b3 = (layer.bias if bias else 0 for layer in (swiglu.w1, swiglu.w2, swiglu.w3))
     gate, value = ACTS["silu"](x @ swiglu.w1.weight.T + b1), x @ swiglu.w3.weight.T + b3
-    torch.testing.assert_close(swiglu(x), (gate * value) @ swiglu.w2.weight.T + b2, atol=1e-12, rtol=0)
+    expected = (gate * value) @ swiglu.w2.weight.T + b2
+    torch.testing.assert_close(swiglu(x), expected, atol=1e-12, rtol=0)
+    swiglu.w1 = torch.nn.Sequential(swiglu.w1)
+    torch.testing.assert_close(swiglu(x), expected, atol=1e-12, rtol=0)
     assert len(list(swiglu.parameters())) == (6 if bias else 3)
     assert SwigluLayer(8).w1.bias is None
     assert [SwigluLayer(dim).w1.out_features for dim in (1, 64, 100, 1600)] == [64, 192, 256, 4288]
@@ -86,6 +91,8 @@ def test_experts_by_the_definition(experts, top_k, act, bias):
     torch.testing.assert_close(moe(x[0]), moe(x)[0], atol=1e-12, rtol=0)
     (towards_even,) = torch.autograd.grad(moe.balance_loss, moe.gate.weight)
     assert towards_even.any() == (experts > 1)
+    moe.gate = torch.nn.Sequential(moe.gate)
+    torch.testing.assert_close(moe(folded).view(-1, 6), expected, atol=1e-12, rtol=0)
 
 
 def test_autocast_chooses_the_same_experts():

@@ -56,9 +56,8 @@ def test_corelnet_is_its_equation(normalised):
 
 
 def test_predinet_is_its_equation():
-    model = randomised(
-        ph.PrediNetConfig(ph.Vectors(5), ph.Classes(3), dim=6, length=4, heads=3, relations=2, key_dim=5)
-    )
+    settings = ph.PrediNetConfig(ph.Vectors(5), ph.Classes(3), dim=6, length=4, heads=3, relations=2, key_dim=5)
+    model = randomised(settings)
     x = draw(2, 4, 5)
     for row, output in some(zip(x, model(x), strict=True)):
         objects = []

@@ -72,6 +72,13 @@ def test_a_tied_table_is_one_after_any_loading():
     model.double()
     assert model.outputs.weight is larger.weight
     assert model(x).shape[-1] == 9
+    model.outputs = torch.nn.Sequential(model.outputs)
+    model.load_state_dict(model.state_dict(), assign=True)
+    assert model.outputs[0].weight is model.inputs.table.weight
+    other = build(TIED)
+    other.inputs = model.inputs
+    assert other.outputs.weight is model.inputs.table.weight
+    assert other(x).shape[-1] == 9
 
 
 @pytest.mark.compile

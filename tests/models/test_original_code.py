@@ -1,5 +1,4 @@
-"""The whole network against arrays computed with the HYLA paper's own code: outputs, gradients and five optimiser
-steps."""
+"""The whole network against arrays of the HYLA paper's own code: outputs, gradients and five optimiser steps."""
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ SETTINGS = ph.TransformerConfig(ph.Vectors(5), ph.Values(1), dim=128, heads=HEAD
 
 
 def to_state(arrays, prefix):
-    """Flax parameters (in, ...) under `prefix` as our state dict: matrices transposed, q/k/v stacked head after
-    head."""
+    """Flax parameters (in, ...) under `prefix` as our state dict: matrices transposed, q/k/v stacked by head."""
     p = {k.removeprefix(prefix): torch.from_numpy(arrays[k]) for k in arrays.files if k.startswith(prefix)}
     state = {
         "inputs.linear.weight": p["embedding/kernel"].T,

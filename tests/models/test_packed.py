@@ -36,8 +36,7 @@ def test_packed_sequences_equal_single_ones(name, masked):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_window_of_the_model_hides_distant_tokens(causal):
-    """Over two layers a token hears of those up to 2 (window - 1) positions away; the digest has it only where it is
-    set."""
+    """Over two layers a token hears of those up to 2 (window - 1) positions away; the digest has it only if set."""
     settings = replace(BASE, window=2, causal=causal)
     model, x = build(settings), torch.randn(1, 7, 5, dtype=torch.float64, requires_grad=True)
     (gradient,) = torch.autograd.grad(model(x)[0, 3].sum(), x)

@@ -1,5 +1,4 @@
-"""The transformer: inputs and outputs, stacks, positions, norms, copies, the tail, errors; a compiler is in
-test_callers.py."""
+"""The transformer: inputs and outputs, stacks, positions, norms, copies, the tail, errors."""
 
 import copy
 import warnings

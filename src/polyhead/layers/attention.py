@@ -23,7 +23,17 @@ from polyhead.layers.heads.sizes import check_shared
 from polyhead.layers.heads.symbolic import symbol_group
 from polyhead.layers.norms import LayerNorm
 from polyhead.layers.positions import AlibiBias, RelativePositionBias, build_bias, leave_meta, rotary_tables
-from polyhead.layers.projection import Rows, affine, by_offset, linear, out_weight, project, value_weights, widths_of
+from polyhead.layers.projection import (
+    Rows,
+    affine,
+    by_offset,
+    linear,
+    out_weight,
+    output_width,
+    project,
+    value_weights,
+    widths_of,
+)
 from polyhead.layers.symbols import RelativeSymbols, build_symbols
 from polyhead.layers.taps import GroupTaps, Taps, tapped
 from polyhead.ops.call import AttentionCall, Masks, Packed, both
@@ -101,7 +111,7 @@ class MultiHeadAttention(nn.Module):
         self.shared = [mechanism.share for mechanism in heads]  # reads the queries and keys of the group before
 
         self.widths = widths_of(self.sizes)
-        self._build_maps(sum(size.heads * size.value_dim for size in self.sizes), bias, placement)
+        self._build_maps(bias, placement)
         self._build_positions(positions, heads, placement)
 
         # Gates of outputs, by the index of their group.
@@ -131,10 +141,10 @@ class MultiHeadAttention(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.dim}, heads={self.total_heads}, causal={self.causal}"
 
-    def _build_maps(self, output_width: int, bias: bool, placement: Placement) -> None:
+    def _build_maps(self, bias: bool, placement: Placement) -> None:
         """One map to all queries, keys and values, and one from the heads' outputs."""
         self.qkv = linear(self.dim, sum(self.widths), bias=bias, **placement)
-        self.out = nn.Linear(output_width, self.dim, bias=bias, **placement)
+        self.out = nn.Linear(output_width(self.sizes), self.dim, bias=bias, **placement)
 
     def _build_positions(self, positions: Positions, heads: Sequence[config.Mechanism], placement: Placement) -> None:
         """Positions rotate queries and keys (`rotary`) or add a bias to the scores (`relative`)."""
@@ -500,7 +510,7 @@ class MultiHeadAttention(nn.Module):
 
     def _value_map(self) -> tuple[Tensor, Tensor | None]:
         """The weight (rows m) of the values of all groups, and their bias."""
-        (weight, bias), first = affine(self.qkv), sum(self.widths[:2])
+        (weight, bias), first = affine(self.qkv, self.dim), sum(self.widths[:2])
         return weight[first:], None if bias is None else bias[first:]
 
     def _taps(
@@ -516,5 +526,5 @@ class MultiHeadAttention(nn.Module):
                 w_out=out_weight(self.out, self.sizes, i), gate=self._gate(i, call.x),
             )  # fmt: skip
             groups.append(group)
-        _, b_out = affine(self.out)
+        _, b_out = affine(self.out, output_width(self.sizes))
         return Taps(x=call.x, context=call.key_source, output=y, b_out=b_out, groups=tuple(groups))

@@ -41,14 +41,14 @@ class MlpLayer(nn.Module):
         self, dim: int, hidden: int | None = None, act: str = "gelu", bias: bool = True, **placement: Unpack[Placement]
     ) -> None:
         super().__init__()
-        self.act, self._act = act, activation(act)
+        self.dim, self.act, self._act = dim, act, activation(act)
         if hidden is None:
             hidden = 4 * dim
         self.up = nn.Linear(dim, hidden, bias=bias, **placement)
         self.down = nn.Linear(hidden, dim, bias=bias, **placement)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-        _check_width("MlpLayer", self.up.in_features, x)
+        _check_width("MlpLayer", self.dim, x)
         return self.down(self._act(self.up(x)))
 
 
@@ -57,6 +57,7 @@ class SwigluLayer(nn.Module):
 
     def __init__(self, dim: int, hidden: int | None = None, bias: bool = False, **placement: Unpack[Placement]) -> None:
         super().__init__()
+        self.dim = dim
         if hidden is None:
             hidden = swiglu_width(dim)
         self.w1 = nn.Linear(dim, hidden, bias=bias, **placement)
@@ -64,7 +65,7 @@ class SwigluLayer(nn.Module):
         self.w3 = nn.Linear(dim, hidden, bias=bias, **placement)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-        _check_width("SwigluLayer", self.w1.in_features, x)
+        _check_width("SwigluLayer", self.dim, x)
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
@@ -96,7 +97,8 @@ class MixtureOfExperts(nn.Module):
         super().__init__()
         if not 1 <= top_k <= experts:
             raise ValueError(f"MixtureOfExperts: top_k must be 1 to {experts} (experts) but is {top_k}")
-        self.experts, self.top_k, self.act, self._act = experts, top_k, act, activation(act)
+        self.dim, self.experts, self.top_k = dim, experts, top_k
+        self.act, self._act = act, activation(act)
         if hidden is None:
             hidden = 4 * dim
         self.gate = nn.Linear(dim, experts, bias=False, **placement)
@@ -117,7 +119,7 @@ class MixtureOfExperts(nn.Module):
                 nn.init.zeros_(bias)
 
     def forward(self, x: Float[Tensor, "... m"]) -> Float[Tensor, "... m"]:
-        _check_width("MixtureOfExperts", self.gate.in_features, x)
+        _check_width("MixtureOfExperts", self.dim, x)
         flat = x.reshape(-1, x.shape[-1])  # (n m): n tokens
         scores = self._scores(flat)  # (n x): x experts
         best, chosen = scores.topk(self.top_k, dim=-1)  # (n top_k) each

@@ -50,8 +50,9 @@ def plain(layer: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def affine(layer: Any) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None]:
-    """The effective weight and bias of a linear map; for a wrapped map, computed from unit vectors and 0."""
+def affine(layer: Any, width: int) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None]:
+    """The effective weight and bias of a linear map of inputs of this width; for a wrapped map, computed from unit
+    vectors and 0."""
     if isinstance(layer, nn.Linear) and computes(layer, nn.Linear.forward):  # plain, or parametrised
         weight: Tensor = layer.weight
         if type(weight).__module__.startswith("torchao."):  # a quantised tensor cannot be reshaped
@@ -61,7 +62,7 @@ def affine(layer: Any) -> tuple[Float[Tensor, "o i"], Float[Tensor, " o"] | None
     device = next((x.device for x in tensors), None)
     dtype = next((x.dtype for x in tensors if x.is_floating_point() and x.itemsize > 1), None)
     # Unit vectors, then a last row of 0: the bias is the output for 0, and the others minus it are columns.
-    units = torch.eye(layer.in_features + 1, layer.in_features, device=device, dtype=dtype)
+    units = torch.eye(width + 1, width, device=device, dtype=dtype)
     y = layer(units[None])[0]
     return (y[:-1] - y[-1]).T, y[-1]
 
@@ -141,9 +142,14 @@ def value_weights(
 
 def out_weight(out: nn.Module, sizes: Sequence[Sizes], i: int) -> Float[Tensor, "h m e"]:
     """The map from each head of group `i` to the layer's output."""
-    size, column = sizes[i], sum(other.heads * other.value_dim for other in sizes[:i])
-    columns = affine(out)[0][:, column : column + size.heads * size.value_dim]
+    size, column = sizes[i], output_width(sizes[:i])
+    columns = affine(out, output_width(sizes))[0][:, column : column + size.heads * size.value_dim]
     return columns.unflatten(1, (size.heads, size.value_dim)).transpose(0, 1)
+
+
+def output_width(sizes: Sequence[Sizes]) -> int:
+    """The width of the outputs of all heads side by side."""
+    return sum(size.heads * size.value_dim for size in sizes)
 
 
 def distances(t: int, s: int, first: int, device: torch.device) -> Tensor:

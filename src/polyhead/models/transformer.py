@@ -32,6 +32,7 @@ from polyhead.models.inputs_outputs import (
     LazyLogits,
     LinearOutput,
     TiedOutput,
+    TokenInput,
     build_input,
     build_output,
     check_mask,
@@ -132,6 +133,15 @@ class Transformer(nn.Module):
             self.encoder.reset_parameters()
         elif isinstance(self.encoder, AbstractorModel) and settings.init != PRESET:
             initialise(self.encoder, PRESET)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Tied logits take the table of a new input module."""
+        super().__setattr__(name, value)  # type: ignore[arg-type]
+        if name == "inputs" and isinstance(value, TokenInput) and "outputs" in self._modules:
+            for part in self.outputs.modules():
+                if isinstance(part, TiedOutput):
+                    part.source = (value,)
+            _tie(self)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
         super()._apply(fn, recurse)
@@ -447,8 +457,9 @@ def _block(
 
 def _tie(model: Transformer, _: object = None) -> None:
     """Tie logits to tokens: off the meta device, and by `assign=True`, each got its own table."""
-    if isinstance(model.outputs, TiedOutput):
-        model.outputs.tie()
+    for part in model.outputs.modules():  # a wrapper may hold the output module
+        if isinstance(part, TiedOutput):
+            part.tie()
 
 
 class BlindToOrder(UserWarning):

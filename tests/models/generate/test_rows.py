@@ -141,10 +141,7 @@ def test_mistakes_are_one_line_before_the_first_step():
         (lambda: stream(model, [[1.9]], steps=1), "prompts must be lists of whole numbers"),
         (lambda: stream(model, [[1, 12]], steps=1), "tokens must be 0 to 11, got 12"),
         (lambda: stream(model, [[1]], steps=1, top_p=2.0), "top_p must be above 0"),
-        (
-            lambda: stream(model, [[1]], steps=1, stop="a"),
-            "stop must be tokens, got 'a'; for texts there is generate",
-        ),
+        (lambda: stream(model, [[1]], steps=1, stop="a"), "stop must be tokens, got 'a'; for texts there is generate"),
         (lambda: stream(model.blocks[0], [[1]], steps=1), "the model must be a Transformer, got TransformerBlock"),
         (lambda: stream(model, [[1]], steps=2.0), "steps must be an integer of at least 1 but is 2.0"),
         (lambda: stream(both, [[1]], steps=1), "the model has an encoder, so it wants a source"),

@@ -126,15 +126,13 @@ def test_colours_show_what_a_token_reads(browser: Any, shown_model: Any) -> None
     assert signs == [value < 0 and abs(value) > 0.01 for value in values[: i + 1]]
     assert 0 < sum(signs) < i
     largest = sorted(np.abs(values[: i + 1]), reverse=True)[:8]
-    np.testing.assert_allclose(
-        np.abs(values)[[j for j, _ in opened.listed("reads")]], largest, atol=np.abs(values).max() / 60
-    )
+    order = [j for j, _ in opened.listed("reads")]
+    np.testing.assert_allclose(np.abs(values)[order], largest, atol=np.abs(values).max() / 60)
     assert opened.page.locator("#low").inner_text().startswith("−")
     opened.page.locator("#paint").select_option("mean")
     means = code.mean(0)
-    np.testing.assert_allclose(
-        means[[j for j, _ in opened.listed("reads")]], sorted(means, reverse=True)[:8], atol=0.004
-    )
+    order = [j for j, _ in opened.listed("reads")]
+    np.testing.assert_allclose(means[order], sorted(means, reverse=True)[:8], atol=0.004)
     opened.page.locator("#code tbody tr").nth(0).locator("td").nth(3).click()
     selected = opened.page.evaluate("['layer', 'paint'].map(id => document.getElementById(id).value)")
     assert selected == ["0", "head 3"]

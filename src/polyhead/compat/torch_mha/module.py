@@ -20,7 +20,7 @@ from polyhead.compat.heads import Heads, added
 from polyhead.layers.attention import MultiHeadAttention
 from polyhead.layers.call import call_of
 from polyhead.layers.device import Device, Placement
-from polyhead.layers.projection import cut
+from polyhead.layers.projection import cut, output_width
 from polyhead.layers.taps import Taps
 from polyhead.ops.latent_code import drop, of_pairs
 
@@ -83,14 +83,14 @@ class MultiheadAttention(MultiHeadAttention):
         # torch.fx, and feature extractors built on it, do not trace into modules of torch.nn, nor into this one.
         self.__module__ = nn.MultiheadAttention.__module__
 
-    def _build_maps(self, output_width: int, bias: bool, placement: Placement) -> None:
+    def _build_maps(self, bias: bool, placement: Placement) -> None:
         """Create and initialise the projections in PyTorch's order, so that a seed gives the same weights."""
         inputs = (self.embed_dim, self.kdim, self.vdim)
         if len(set(inputs)) == 1:
             shapes: dict[str, tuple[int, ...]] = {"in_proj_weight": (sum(self.widths), self.embed_dim)}
         else:
             shapes = dict(zip(MAPS, zip(self.widths, inputs, strict=True), strict=False))
-        self.out_proj = nn.Linear(output_width, self.embed_dim, bias=bias, **placement)
+        self.out_proj = nn.Linear(output_width(self.sizes), self.embed_dim, bias=bias, **placement)
         if bias:
             shapes["in_proj_bias"] = (sum(self.widths),)
             nn.init.zeros_(self.out_proj.bias)
