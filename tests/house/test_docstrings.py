@@ -83,7 +83,7 @@ HEADING = re.compile(r"^(?:Args|Attributes|Returns|Yields|Raises):$", re.M)
 
 @pytest.mark.parametrize("path", SOURCES, ids=short_name)
 def test_sections_explain_names_that_exist_and_hold_the_errors(path):
-    """Google's style: entries of Args and Attributes are names in the code; after a paragraph errors stand in Raises."""
+    """Google's style: entries of Args and Attributes are names in the code; after a paragraph errors are in Raises."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(node, (ast.ClassDef, ast.FunctionDef)) or not ast.get_docstring(node):
             continue

@@ -150,7 +150,7 @@ def test_a_forward_that_was_assigned_to_a_map_counts():
     """As accelerate gives one."""
     linear = nn.Linear(4, 3)
     linear.forward = lambda x, forward=linear.forward: 2 * forward(x)
-    assert_close(affine(linear)[0], 2 * linear.weight)
+    assert_close(affine(linear, linear.in_features)[0], 2 * linear.weight)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
